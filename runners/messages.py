@@ -1,0 +1,202 @@
+"""What the HTTP process and the engine process say to each other.
+
+Every message is a tagged msgspec struct in msgpack. Token ids travel as packed little-endian int32 bytes
+(`pack_ids`): one memcpy either way, four bytes a token.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+from runners.request import FinishReason, SamplingParams
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Token ids as little-endian int32 bytes. OverflowError on an id outside int32."""
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """Inverse of `pack_ids`. ValueError when the length is no multiple of four."""
+    packed = array("i")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    pass
+
+
+# --- HTTP process -> engine ---------------------------------------------------------------------------------------
+
+
+class AddRequest(_Message):
+    """A new request. `arrival_time` and `deadline` are seconds of the machine's monotonic clock."""
+
+    request_id: str
+    model: str
+    prompt: bytes
+    params: SamplingParams
+    arrival_time: float
+    deadline: float | None = None
+    priority: int = 0
+    key_id: str = ""
+    session_id: str | None = None
+    append_to_session: bool = False
+    cache_salt: str = ""
+
+
+class AbortRequests(_Message):
+    """The clients of these requests are gone. Unknown ids are ignored (they may have just finished)."""
+
+    request_ids: list[str]
+
+
+class FinishRequest(_Message):
+    """A stop string matched in the HTTP process: the request ends with `keep_tokens` generated tokens kept."""
+
+    request_id: str
+    keep_tokens: int
+
+
+class Acknowledge(_Message):
+    """The HTTP process has handled every `StepOutputs` up to and including `sequence`."""
+
+    sequence: int
+
+
+class Shutdown(_Message):
+    """Stop now; the HTTP process has drained what it wanted drained."""
+
+
+EngineInput = AddRequest | AbortRequests | FinishRequest | Acknowledge | Shutdown
+
+
+# --- engine -> HTTP process ---------------------------------------------------------------------------------------
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token (natural logarithm) and of its most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class OutputError(msgspec.Struct, frozen=True):
+    """Why the engine failed one request; `code` is an error code of `runners.errors`."""
+
+    message: str
+    code: str
+
+
+class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """New tokens of one request, and its end when it has ended.
+
+    `logprobs` has one entry a token of `token_ids` when they were asked for. `prompt_logprobs` comes once, with the
+    first output: one entry a prompt token, the first None. `cached_tokens` counts prompt tokens served from cache.
+    """
+
+    request_id: str
+    token_ids: bytes = b""
+    finish_reason: FinishReason | None = None
+    error: OutputError | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+class StepOutputs(_Message):
+    """All new tokens of one step for one HTTP process. `sequence` rises by one a message."""
+
+    sequence: int
+    outputs: list[RequestOutput]
+
+
+class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A snapshot for health and metrics; counters count from the start of the engine process."""
+
+    waiting: int = 0
+    running: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    queued_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class Beat(_Message):
+    """Sent by the engine's I/O thread about once a second, whatever the loop is doing.
+
+    `loop_stamp` is the monotonic time at which the loop last began or ended a step; `step_limit_s` is how long the
+    step in progress may take before the engine counts as hung, None while idle or in an announced long operation.
+    """
+
+    time: float
+    loop_stamp: float
+    step_limit_s: float | None = None
+    stats: EngineStats = EngineStats()
+
+
+class Progress(_Message):
+    """Start-up phase: "resolving", "downloading", "loading", "warming"; `fraction` in 0..1 where it is known."""
+
+    phase: str
+    detail: str = ""
+    fraction: float | None = None
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """Facts about a served model, known once it has been loaded. Bytes are bytes, context is tokens."""
+
+    served_names: list[str]
+    source: str
+    path: str
+    architecture: str
+    vocab_size: int
+    max_context: int
+    eos_token_ids: list[int]
+    dtype: str
+    quantization: str
+    parameters: int
+    weight_bytes: int
+    device: str
+    executor: str
+    slots: int
+    block_tokens: int
+    total_blocks: int
+    kv_bytes: int
+    peak_concurrency: float
+
+
+class Ready(_Message):
+    """The engine takes requests."""
+
+    models: list[ModelInfo]
+
+
+class StartupFailed(_Message):
+    """Start-up stopped: one line that says which file, where, why. The process exits after it."""
+
+    reason: str
+
+
+EngineOutput = StepOutputs | Beat | Progress | Ready | StartupFailed
