@@ -39,7 +39,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 # --- HTTP process -> engine ---------------------------------------------------------------------------------------
 
 
-class AddRequest(_Message):
+class AddRequest(_Message, frozen=True):
     """A new request. `arrival_time` and `deadline` are seconds of the machine's monotonic clock."""
 
     request_id: str
@@ -55,26 +55,26 @@ class AddRequest(_Message):
     cache_salt: str = ""
 
 
-class AbortRequests(_Message):
+class AbortRequests(_Message, frozen=True):
     """The clients of these requests are gone. Unknown ids are ignored (they may have just finished)."""
 
     request_ids: list[str]
 
 
-class FinishRequest(_Message):
+class FinishRequest(_Message, frozen=True):
     """A stop string matched in the HTTP process: the request ends with `keep_tokens` generated tokens kept."""
 
     request_id: str
     keep_tokens: int
 
 
-class Acknowledge(_Message):
+class Acknowledge(_Message, frozen=True):
     """The HTTP process has handled every `StepOutputs` up to and including `sequence`."""
 
     sequence: int
 
 
-class Shutdown(_Message):
+class Shutdown(_Message, frozen=True):
     """Stop now; the HTTP process has drained what it wanted drained."""
 
 
@@ -120,7 +120,7 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.finish_reason is not None or self.error is not None
 
 
-class StepOutputs(_Message):
+class StepOutputs(_Message, frozen=True):
     """All new tokens of one step for one HTTP process. `sequence` rises by one a message."""
 
     sequence: int
@@ -143,7 +143,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     generation_tokens: int = 0
 
 
-class Beat(_Message):
+class Beat(_Message, frozen=True):
     """Sent by the engine's I/O thread about once a second, whatever the loop is doing.
 
     `loop_stamp` is the monotonic time at which the loop last began or ended a step; `step_limit_s` is how long the
@@ -156,7 +156,7 @@ class Beat(_Message):
     stats: EngineStats = EngineStats()
 
 
-class Progress(_Message):
+class Progress(_Message, frozen=True):
     """Start-up phase: "resolving", "downloading", "loading", "warming"; `fraction` in 0..1 where it is known."""
 
     phase: str
@@ -187,13 +187,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
     peak_concurrency: float
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True):
     """The engine takes requests."""
 
     models: list[ModelInfo]
 
 
-class StartupFailed(_Message):
+class StartupFailed(_Message, frozen=True):
     """Start-up stopped: one line that says which file, where, why. The process exits after it."""
 
     reason: str

@@ -61,7 +61,7 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def collect(self) -> StepResult:
-        """Result of the oldest launched step that has not been collected (flights excepted); blocks until it is there."""
+        """Result of the oldest launched step not yet collected (flights excepted); blocks until it is there."""
 
     @abc.abstractmethod
     def is_ready(self) -> bool:
@@ -71,6 +71,6 @@ class Executor(abc.ABC):
         """(flight_id, result) of every overlap prefill that has completed since the last call."""
         return ()
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Free the device. Nothing may be launched afterwards."""
-        return None
