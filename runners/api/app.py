@@ -1,0 +1,68 @@
+"""`create_app`: the Starlette application that the BentoML service mounts at `/`.
+
+It stays a plain Starlette instance: BentoML looks through its routes, and wrapped in a middleware the mount would
+swallow BentoML's own paths. So every route of ours takes all methods and refuses the wrong ones itself, and the
+catch-all covers `/v1` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.applications import Starlette
+from starlette.datastructures import State
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runners.api.endpoint import Endpoint, Exchange
+from runners.api.errors import error_body
+from runners.api.health import Health, Live, Ready, Version
+from runners.api.interfaces import Engine, TextAssets
+from runners.api.models import Models
+from runners.api.settings import ApiSettings
+from runners.errors import MethodNotAllowedError, NotFoundError, WavelaneError
+
+
+class UnknownPath(Endpoint):
+    """Every path under `/v1` that is no route of ours."""
+
+    methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+    async def handle(self, exchange: Exchange) -> None:
+        raise NotFoundError(f"Unknown path: {exchange.scope['path']}", code="unknown_path")
+
+
+_ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
+    ("/v1/models", Models),
+    ("/v1/models/{model_id:path}", Models),
+    ("/health", Health),
+    ("/livez", Live),
+    ("/readyz", Ready),
+    ("/version", Version),
+    ("/v1/{path:path}", UnknownPath),
+)
+
+
+async def _routing_error(request: Request, raised: Exception) -> Response:
+    """A path outside ours when the app runs alone."""
+    status = raised.status_code if isinstance(raised, HTTPException) else 500
+    error: WavelaneError = NotFoundError(f"Unknown path: {request.url.path}", code="unknown_path")
+    if status == 405:
+        error = MethodNotAllowedError(f"{request.method} is not allowed here.")
+    return Response(error_body(error), status_code=error.status, media_type="application/json")
+
+
+def create_app(
+    settings: ApiSettings, engine: Engine | None = None, text: Mapping[str, TextAssets] | None = None
+) -> Starlette:
+    """The application. `app.state.engine` and `app.state.text` may be set later, before or while it serves.
+
+    `app.state.text` maps a served model name to its `TextAssets`; a model without an entry runs on token ids alone.
+    """
+    state = State({"settings": settings, "engine": engine, "text": {} if text is None else text})
+    routes = [Route(path, endpoint(state)) for path, endpoint in _ROUTES]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
+    app.state = state
+    return app

@@ -1,0 +1,174 @@
+"""Base of every endpoint: a raw ASGI callable that always answers, in the OpenAI error shape when it fails.
+
+Raw ASGI instead of Starlette's request/response functions: no response object per stream, no task group per request,
+and an endpoint that raises before its first message would leave the client waiting behind BentoML's timeout layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from starlette.datastructures import State
+from starlette.types import Receive, Scope, Send
+
+from runners.api.errors import Headers, as_wavelane_error, error_body, error_headers
+from runners.api.interfaces import Engine, TextAssets
+from runners.api.settings import ApiSettings
+from runners.errors import EngineUnavailableError, MethodNotAllowedError, ModelNotFoundError, PayloadTooLargeError
+from runners.messages import ModelInfo
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request and its answer. `headers` are sent with the answer, whatever it becomes."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    request_id: str
+    headers: Headers = field(default_factory=list)
+    started: bool = False
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The request body. PayloadTooLargeError over `max_bytes`, ClientGoneError when the client left."""
+        for name, value in self.scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+                raise PayloadTooLargeError(f"The request body is {value.decode()} bytes; the limit is {max_bytes}.")
+        message = await self.receive()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise PayloadTooLargeError(f"The request body is over the limit of {max_bytes} bytes.")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            message = await self.receive()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        request_id = (b"x-request-id", self.request_id.encode())
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers, request_id]}
+        )
+
+    async def reply(self, body: bytes, *, status: int = 200, headers: Headers | None = None) -> None:
+        """A whole JSON answer."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(status, [(b"content-type", b"application/json"), length, *(headers or [])])
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def until_disconnect(self, work: Coroutine[None, None, None]) -> None:
+        """Runs `work`; cancels it as soon as the client is gone, streamed or not, also before the first token."""
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return
+            raise ClientGoneError
+        finally:
+            watcher.cancel()
+            task.cancel()
+            await asyncio.gather(task, watcher, return_exceptions=True)
+
+    async def _disconnected(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+class Endpoint:
+    """An ASGI callable for one path. Subclasses implement `handle`; errors they raise become the answer."""
+
+    methods: ClassVar[tuple[str, ...]] = ("POST",)
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def settings(self) -> ApiSettings:
+        settings: ApiSettings = self._state.settings
+        return settings
+
+    @property
+    def engine(self) -> Engine:
+        """EngineUnavailableError until the service has put its engine client in place."""
+        engine: Engine | None = self._state.engine
+        if engine is None:
+            raise EngineUnavailableError("The engine has not been started yet.")
+        return engine
+
+    def model(self, name: str | None) -> tuple[str, ModelInfo]:
+        """The served name and facts of the model a request asks for; the first one when it names none.
+
+        EngineUnavailableError while the engine does not take requests, ModelNotFoundError for an unknown name.
+        """
+        engine = self.engine
+        if not engine.is_ready:
+            state = engine.state
+            detail = f" ({state.detail})" if state.detail else ""
+            raise EngineUnavailableError(f"The engine is not ready: {state.phase}{detail}.")
+        for info in engine.models:
+            if name is None:
+                return info.served_names[0], info
+            if name in info.served_names:
+                return name, info
+        raise ModelNotFoundError(f"The model {name!r} does not exist.", param="model")
+
+    def text_assets(self, info: ModelInfo) -> TextAssets | None:
+        """Tokenizer and template of a model, None where it runs on token ids alone."""
+        assets: Mapping[str, TextAssets] = self._state.text
+        return next((assets[name] for name in info.served_names if name in assets), None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, _request_id(scope))
+        try:
+            if scope["method"] not in self.methods:
+                exchange.headers.append((b"allow", ", ".join(self.methods).encode()))
+                raise MethodNotAllowedError(f"{scope['method']} is not allowed here; use {' or '.join(self.methods)}.")
+            await self.handle(exchange)
+        except ClientGoneError:
+            logger.debug("client gone: %s", exchange.request_id)
+            if not exchange.started:
+                # Nobody reads it, but a server layer above counts an unanswered request as a crash.
+                await exchange.reply(b"", status=499)
+        except Exception as raised:
+            error = as_wavelane_error(raised)
+            if exchange.started:
+                raise
+            await exchange.reply(error_body(error), status=error.status, headers=error_headers(error))
+
+    async def handle(self, exchange: Exchange) -> None:
+        raise MethodNotAllowedError("This path takes no requests.")
+
+
+def new_id() -> str:
+    """24 random hex digits."""
+    return os.urandom(12).hex()
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's `X-Request-Id` where it is printable ASCII of at most 128 characters, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value.decode("ascii"))
+    return f"req-{new_id()}"

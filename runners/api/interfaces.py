@@ -1,0 +1,115 @@
+"""What the HTTP layer asks of the engine client and of the text side, as protocols.
+
+`runners.engine_client` and `runners.text` satisfy them; tests put scripted ones in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
+
+from runners.messages import EngineStats, ModelInfo, TokenLogprobs
+from runners.request import FinishReason, SamplingParams
+
+
+class OutputChunk(Protocol):
+    """New tokens of one request: one, or several when the reader has lagged."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None: ...
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None: ...
+    @property
+    def cached_tokens(self) -> int: ...
+
+
+class RequestStream(Protocol):
+    """The output of one request. Iterating raises `runners.errors` when the engine fails the request."""
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]: ...
+    def abort(self) -> None:
+        """The client is gone: free everything. Idempotent, and nothing after the end."""
+
+    def finish(self, keep_tokens: int) -> None:
+        """A stop string ended the request after `keep_tokens` generated tokens."""
+
+
+class EngineState(Protocol):
+    """`phase` is starting, loading, ready, restarting, draining or failed; `fraction` in 0..1 where known."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def fraction(self) -> float | None: ...
+    @property
+    def since(self) -> float: ...
+
+
+class Engine(Protocol):
+    """The async half of the engine, as `runners.engine_client.EngineClient` offers it."""
+
+    @property
+    def state(self) -> EngineState: ...
+    @property
+    def models(self) -> Sequence[ModelInfo]: ...
+    @property
+    def stats(self) -> EngineStats: ...
+    @property
+    def is_ready(self) -> bool: ...
+
+    async def submit(
+        self,
+        model: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        key_id: str = "",
+        deadline_s: float | None = None,
+        session_id: str | None = None,
+        append_to_session: bool = False,
+        cache_salt: str = "",
+    ) -> RequestStream: ...
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def add_bos(self) -> bool: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class ChatTemplate(Protocol):
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+class TextAssets(Protocol):
+    """Tokenizer, template and end markers of one model; both may be missing."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def eos_token_ids(self) -> AbstractSet[int]: ...
