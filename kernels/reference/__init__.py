@@ -1,0 +1,47 @@
+"""Plain torch implementations, one file an op: the specification that every device implementation is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernels.reference.add_logit_bias import add_logit_bias
+from kernels.reference.add_rms_norm import add_rms_norm
+from kernels.reference.apply_penalties import apply_penalties
+from kernels.reference.argmax import argmax
+from kernels.reference.copy_blocks import copy_blocks
+from kernels.reference.embedding import embedding
+from kernels.reference.gated_activation import gated_activation
+from kernels.reference.kv_write import kv_write
+from kernels.reference.linear import linear
+from kernels.reference.logits import logits
+from kernels.reference.pack_weight import pack_weight
+from kernels.reference.paged_attention import paged_attention
+from kernels.reference.qk_norm_rope_kv_write import qk_norm_rope_kv_write
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.rope import rope
+from kernels.reference.sample import sample
+from kernels.reference.top_logprobs import top_logprobs
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    implementation.__name__: implementation
+    for implementation in (
+        add_logit_bias,
+        add_rms_norm,
+        apply_penalties,
+        argmax,
+        copy_blocks,
+        embedding,
+        gated_activation,
+        kv_write,
+        linear,
+        logits,
+        pack_weight,
+        paged_attention,
+        qk_norm_rope_kv_write,
+        rms_norm,
+        rope,
+        sample,
+        top_logprobs,
+    )
+}

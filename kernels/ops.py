@@ -1,0 +1,262 @@
+"""The operations of the decoder: shapes are checked here, `kernels.dispatch` picks the implementation by device.
+
+Pure functions, except that KV caches and the pool are written in place. Letters in shapes: T packed tokens, H hidden
+size, D head size, Hq and Hk query and KV heads, B sequences, V vocabulary, n rows that sample. Activations are float32,
+bfloat16 or float16; every sum runs in float32; norm weights are float32. A KV cache view is
+[num_blocks, Hk, block_tokens, D], with strides (see `runners.kv_cache.device_cache`).
+`kernels/reference/<op>.py` is each op's specification.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels import reference
+from kernels.dispatch import native_formats, reference_only, register, register_formats, register_reference, run
+from kernels.sampling import SamplingTensors
+from kernels.weights import LinearWeight, QuantizedWeight
+
+__all__ = [
+    "LinearWeight",
+    "QuantizedWeight",
+    "SamplingTensors",
+    "add_logit_bias",
+    "add_rms_norm",
+    "apply_penalties",
+    "argmax",
+    "copy_blocks",
+    "embedding",
+    "gated_activation",
+    "kv_write",
+    "linear",
+    "logits",
+    "native_formats",
+    "pack_weight",
+    "paged_attention",
+    "qk_norm_rope_kv_write",
+    "reference_only",
+    "register",
+    "register_formats",
+    "rms_norm",
+    "rope",
+    "sample",
+    "top_logprobs",
+]
+
+Tensor = torch.Tensor
+
+for _name, _implementation in reference.IMPLEMENTATIONS.items():
+    register_reference(_name, _implementation)
+
+
+class ShapeError(ValueError):
+    """Tensors handed to an op do not fit together."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., H] over its root mean square, times weight [H] float32; same shape and dtype as x."""
+    if weight.shape[0] != x.shape[-1]:
+        raise ShapeError(f"rms_norm: weight {tuple(weight.shape)} for x {tuple(x.shape)}")
+    return run("rms_norm", x.device.type, x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual), both [T, H]."""
+    if x.shape != residual.shape or weight.shape[0] != x.shape[-1]:
+        raise ShapeError(
+            f"add_rms_norm: x {tuple(x.shape)}, residual {tuple(residual.shape)}, weight {tuple(weight.shape)}"
+        )
+    return run("add_rms_norm", x.device.type, x, residual, weight, eps)
+
+
+def rope(x: Tensor, cos_sin: Tensor, position_ids: Tensor) -> Tensor:
+    """Rotate x [T, heads, D] by its position, half-split (NeoX) pairs; cos_sin [max_positions, D] float32 holds D/2
+    cosines, then D/2 sines; position_ids [T] int32."""
+    if x.dim() != 3 or cos_sin.shape[1] != x.shape[2] or position_ids.shape[0] != x.shape[0]:
+        raise ShapeError(f"rope: x {tuple(x.shape)}, table {tuple(cos_sin.shape)}, {tuple(position_ids.shape)}")
+    return run("rope", x.device.type, x, cos_sin, position_ids)
+
+
+def kv_write(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write k, v [T, Hk, D] at slot_mapping [T] int64 = block_id * block_tokens + offset; -1 writes nothing."""
+    if k.shape != v.shape or k.shape[1] != key_cache.shape[1] or slot_mapping.shape[0] != k.shape[0]:
+        raise ShapeError(f"kv_write: k {tuple(k.shape)}, v {tuple(v.shape)}, cache {tuple(key_cache.shape)}")
+    run("kv_write", k.device.type, k, v, key_cache, value_cache, slot_mapping)
+
+
+def qk_norm_rope_kv_write(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos_sin: Tensor,
+    position_ids: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> Tensor:
+    """Split qkv [T, (Hq + 2 Hk) * D], norm q and k per head where weights [D] are given, rotate both, write K and V
+    into the caches, return q [T, Hq, D]."""
+    if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or slot_mapping.shape[0] != qkv.shape[0]:
+        raise ShapeError(
+            f"qk_norm_rope_kv_write: qkv {tuple(qkv.shape)}, {num_heads}/{num_kv_heads} heads of {head_dim}"
+        )
+    return run(
+        "qk_norm_rope_kv_write",
+        qkv.device.type,
+        qkv,
+        q_norm,
+        k_norm,
+        eps,
+        cos_sin,
+        position_ids,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    max_query_len: int,
+    max_context_len: int,
+) -> Tensor:
+    """Causal attention of q [T, Hq, D] over paged KV, packed by cu_seqlens_q [B + 1] int32; returns [T, Hq, D].
+
+    Query j of sequence b sits at position context_lens[b] - (its query count) + j and sees the positions up to its
+    own, no more than `sliding_window` of them where that is given. block_tables [B, max_blocks] int32, context_lens
+    [B] int32 (this step's tokens included). `soft_cap` c maps a score s to c * tanh(s / c). Rows of q past
+    cu_seqlens_q[B] are padding: their output is unspecified. max_query_len 1 is the decode case.
+    """
+    if q.dim() != 3 or q.shape[1] % key_cache.shape[1] or q.shape[2] != key_cache.shape[3]:
+        raise ShapeError(f"paged_attention: q {tuple(q.shape)}, cache {tuple(key_cache.shape)}")
+    if context_lens.shape[0] != block_tables.shape[0] or cu_seqlens_q.shape[0] != block_tables.shape[0] + 1:
+        raise ShapeError(
+            f"paged_attention: block_tables {tuple(block_tables.shape)}, context_lens {tuple(context_lens.shape)}, "
+            f"cu_seqlens_q {tuple(cu_seqlens_q.shape)}"
+        )
+    return run(
+        "paged_attention",
+        q.device.type,
+        q,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        cu_seqlens_q,
+        scale,
+        sliding_window,
+        soft_cap,
+        max_query_len,
+        max_context_len,
+    )
+
+
+def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up of gate_up [T, 2F] = (gate | up); activation "silu" or "gelu_tanh"; returns [T, F]."""
+    if gate_up.shape[-1] % 2:
+        raise ShapeError(f"gated_activation: odd width {gate_up.shape[-1]}")
+    return run("gated_activation", gate_up.device.type, gate_up, activation)
+
+
+def embedding(input_ids: Tensor, weight: LinearWeight, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows input_ids [T] of weight [V, H], times `scale`, as [T, H] in `dtype` (None: the weight's, float32 for
+    quantised weights)."""
+    return run("embedding", input_ids.device.type, input_ids, weight, scale, dtype)
+
+
+def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times weight [out, in] transposed, plus bias [out]: [T, out] in the dtype of x, not the weight's."""
+    if x.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
+    return run("linear", x.device.type, x, weight, bias)
+
+
+def logits(hidden: Tensor, weight: LinearWeight, soft_cap: float | None = None) -> Tensor:
+    """hidden [n, H] times weight [V, H] transposed, in float32 [n, V]; soft_cap c maps s to c * tanh(s / c)."""
+    if hidden.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"logits: hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)}")
+    return run("logits", hidden.device.type, hidden, weight, soft_cap)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the largest of each row of logits [n, V]: [n] int64. The lowest id wins ties; a row with NaN gives the
+    index of a NaN, so that a check of the chosen logits finds it."""
+    return run("argmax", logits.device.type, logits)
+
+
+def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
+    """Draw one token a row of logits [n, V] float32: [n] int64. Greedy rows (temperature 0) take the argmax."""
+    if params.temperature.shape[0] != logits.shape[0]:
+        raise ShapeError(f"sample: {params.temperature.shape[0]} rows of parameters for logits {tuple(logits.shape)}")
+    return run("sample", logits.device.type, logits, params)
+
+
+def apply_penalties(
+    logits: Tensor,
+    generated_counts: Tensor,
+    in_prompt: Tensor,
+    slot_ids: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+) -> Tensor:
+    """Penalised copy of logits [n, V] float32.
+
+    generated_counts [slots, V] int32 and in_prompt [slots, V] bool are looked up by slot_ids [n] int64; presence,
+    frequency, repetition [n] float32 (0, 0, 1 leave a row as it is).
+    """
+    if generated_counts.shape != in_prompt.shape or generated_counts.shape[1] != logits.shape[1]:
+        raise ShapeError(f"apply_penalties: counts {tuple(generated_counts.shape)}, logits {tuple(logits.shape)}")
+    return run(
+        "apply_penalties",
+        logits.device.type,
+        logits,
+        generated_counts,
+        in_prompt,
+        slot_ids,
+        presence,
+        frequency,
+        repetition,
+    )
+
+
+def add_logit_bias(logits: Tensor, row_ids: Tensor, token_ids: Tensor, bias: Tensor) -> Tensor:
+    """Copy of logits [n, V] with bias [m] float32 added at (row_ids [m], token_ids [m]) int64; -inf bans a token."""
+    return run("add_logit_bias", logits.device.type, logits, row_ids, token_ids, bias)
+
+
+def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Natural log-softmax of logits [n, V] float32 at token_ids [n] and at the `num_top` likeliest tokens:
+    (chosen [n], top_ids [n, num_top] int64, top [n, num_top]), best first, lower id first among equals."""
+    return run("top_logprobs", logits.device.type, logits, token_ids, num_top)
+
+
+def copy_blocks(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy blocks `sources` [n] int64 of pool [num_blocks, ...] over blocks `targets` [n], in place, all at once."""
+    if sources.shape != targets.shape:
+        raise ShapeError(f"copy_blocks: {sources.shape[0]} sources, {targets.shape[0]} targets")
+    run("copy_blocks", pool.device.type, pool, sources, targets)
+
+
+def pack_weight(weight: LinearWeight, quantization: str = "none") -> LinearWeight:
+    """The weight [out, in] in the form that this device's kernels want, made once when a model is built.
+
+    `quantization` "none" keeps values as stored (repacking is allowed); another name ("int8") asks the backend to
+    quantise a float weight. ValueError where no backend of the device knows that name.
+    """
+    return run("pack_weight", weight.device.type, weight, quantization)
