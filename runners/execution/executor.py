@@ -30,7 +30,8 @@ class StepResult:
     """What one step produced, in the order of `StepPlan.sampling_request_ids`.
 
     A request in `failures` has no usable token (its entry in `token_ids` is ignored). `logprobs` and
-    `prompt_logprobs` hold entries only for the requests that asked for them.
+    `prompt_logprobs` hold entries only for the requests that asked for them. A chunk `start..end` yields the prompt
+    logprobs of tokens `start+1..end` (ids from `SlotInit.token_ids`), as far as those are prompt tokens.
     """
 
     step_id: int

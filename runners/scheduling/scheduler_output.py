@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+import msgspec
+
 from runners.request import SamplingParams
 
 
@@ -57,11 +59,11 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
+class DecodeRow(msgspec.Struct, frozen=True, gc=False):
     """One token of a running request. Its input id is the slot's last sampled token, which only the device may know.
 
     `position` is the index of that token in the sequence: KV is written there, and `position + 1` is the context.
+    One is made per row and step, hence no dataclass: a frozen one takes 0.40 µs, this struct 0.06 µs.
     """
 
     request_id: str
@@ -73,7 +75,8 @@ class DecodeRow:
 class PrefillChunk:
     """Tokens `start..start+len(token_ids)` of a sequence; positions before `start` already have KV in the table.
 
-    `samples` is true for the chunk that ends at the last known token: its last row yields the next token.
+    `samples` is true for the chunk that ends at the last known token: its last row yields the next token. It stays
+    false there too when no token is wanted (`max_tokens` 0: a session is filled, or only prompt logprobs are).
     """
 
     request_id: str
@@ -93,7 +96,9 @@ class StepPlan:
 
     `width` is the decode width the device runs (exact: the number of decode rows; pow2: rounded up). `slot_inits`,
     `block_appends` and `block_copies` are applied, in this order, before the forward pass. `flight_id` is set for
-    OVERLAP_PREFILL only: the plan runs beside later plans and comes back through `completed_flights`.
+    OVERLAP_PREFILL only: the plan runs beside later plans and comes back through `completed_flights`; it must start
+    after every plan launched before it (it may write blocks that those still touch), and plans launched after the
+    flight was reported complete must come after it.
     """
 
     step_id: int
