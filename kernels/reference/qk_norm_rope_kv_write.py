@@ -25,7 +25,7 @@ def qk_norm_rope_kv_write(
 ) -> torch.Tensor:
     """qkv [T, (Hq + 2 Hk) * D], q heads first, then k, then v; returns the rotated q [T, Hq, D]."""
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
-    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k, v = heads[:, :num_heads], heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
     if q_norm is not None:
         q = rms_norm(q, q_norm, eps)
     if k_norm is not None:
