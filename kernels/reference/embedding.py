@@ -12,7 +12,10 @@ def embedding(
 ) -> torch.Tensor:
     """input_ids [T] int32, weight [V, H] → [T, H] in `dtype`, the product rounded once."""
     if isinstance(weight, QuantizedWeight):
-        rows = weight.select_rows(input_ids).dequantize(torch.float32)
+        if "blocks" in weight.tensors:
+            rows = weight.select_rows(input_ids).dequantize(torch.float32)
+        else:  # a backend's own layout need not lead with rows
+            rows = weight.dequantize(torch.float32).index_select(0, input_ids)
         dtype = dtype or torch.float32
     else:
         rows = weight.index_select(0, input_ids)
