@@ -39,6 +39,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 # --- HTTP process -> engine ---------------------------------------------------------------------------------------
 
 
+class Hello(_Message, frozen=True):
+    """The first message of an HTTP process: from now on the engine sends it progress, beats and outputs."""
+
+
 class AddRequest(_Message, frozen=True):
     """A new request. `arrival_time` and `deadline` are seconds of the machine's monotonic clock."""
 
@@ -78,7 +82,7 @@ class Shutdown(_Message, frozen=True):
     """Stop now; the HTTP process has drained what it wanted drained."""
 
 
-EngineInput = AddRequest | AbortRequests | FinishRequest | Acknowledge | Shutdown
+EngineInput = Hello | AddRequest | AbortRequests | FinishRequest | Acknowledge | Shutdown
 
 
 # --- engine -> HTTP process ---------------------------------------------------------------------------------------

@@ -1,0 +1,320 @@
+"""The asyncio half of the engine: submit a request, read its stream, abort it, and know whether the engine lives.
+
+One `EngineClient` serves the whole life of the HTTP process. Engine processes come and go beneath it
+(`runners.engine_process` starts them); each gets a new socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runners.errors import (
+    ConflictError,
+    EngineUnavailableError,
+    RateLimitError,
+    RequestFailedError,
+    WavelaneError,
+)
+from runners.ipc import ACKNOWLEDGE_EVERY, MAX_BUFFERED_TOKENS, FrontEndSocket, reader_too_slow
+from runners.messages import (
+    AbortRequests,
+    Acknowledge,
+    AddRequest,
+    Beat,
+    EngineInput,
+    EngineOutput,
+    EngineStats,
+    Hello,
+    ModelInfo,
+    OutputError,
+    RequestOutput,
+    StepOutputs,
+    pack_ids,
+    unpack_ids,
+)
+from runners.request import SamplingParams
+from runners.request_stream import OutputChunk, RequestStream, error_of
+
+logger = logging.getLogger(__name__)
+
+
+class EnginePhase(enum.StrEnum):
+    """Where the engine stands, as `/health` shows it."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """`since` is seconds of the monotonic clock; `fraction` of the phase's work done is in 0..1 where it is known."""
+
+    phase: EnginePhase
+    detail: str = ""
+    fraction: float | None = None
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class Vitals:
+    """Signs of life of one engine process, by this process's monotonic clock."""
+
+    last_beat: float
+    loop_stamp: float
+    step_limit_s: float | None = None
+
+    def fault(self, now: float, beat_limit_s: float) -> str | None:
+        """Why the engine counts as dead or hung, or None."""
+        if now - self.last_beat > beat_limit_s:
+            return f"no sign of life for {now - self.last_beat:.1f} s"
+        if self.step_limit_s is not None and now - self.loop_stamp > self.step_limit_s:
+            return f"a step takes longer than {self.step_limit_s:.0f} s"
+        return None
+
+
+class EngineClient:
+    """Requests in, streams out. Belongs to one asyncio loop; constructing it starts nothing.
+
+    `slots` is how many requests the engine runs at once; beyond them at most `max_queued_requests` wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        max_queued_requests: int,
+        beat_limit_s: float,
+        max_buffered_tokens: int = MAX_BUFFERED_TOKENS,
+    ) -> None:
+        self.models: list[ModelInfo] = []
+        self.stats = EngineStats()
+        self.restarts = 0
+        self.corrupt_messages = 0
+        self.vitals: Vitals | None = None
+        self.on_announcement: Callable[[EngineOutput], None] = lambda message: None
+        self.loop: asyncio.AbstractEventLoop
+        self._state = EngineState(EnginePhase.STARTING, since=time.monotonic())
+        self._slots = slots
+        self._max_queued_requests = max_queued_requests
+        self._beat_limit_s = beat_limit_s
+        self._max_buffered_tokens = max_buffered_tokens
+        self._socket: FrontEndSocket | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._num_started = 0
+        self._last_sequence = 0
+        self._acknowledged = 0
+        self._is_draining = False
+        self._became_idle = asyncio.Event()
+
+    # --- what the API sees ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the engine takes requests and shows signs of life."""
+        if self._state.phase is not EnginePhase.READY or self.vitals is None:
+            return False
+        return self.vitals.fault(time.monotonic(), self._beat_limit_s) is None
+
+    @property
+    def num_open_streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for a place: submitted, no token yet, and no free slot to account for them."""
+        num_waiting = len(self._streams) - self._num_started
+        return max(0, num_waiting - max(0, self._slots - self._num_started))
+
+    async def submit(
+        self,
+        model: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        key_id: str = "",
+        deadline_s: float | None = None,
+        session_id: str | None = None,
+        append_to_session: bool = False,
+        cache_salt: str = "",
+    ) -> RequestStream:
+        """Send a request to the engine.
+
+        Raises EngineUnavailableError while the engine is not ready, RateLimitError when the queue is full,
+        ConflictError when `request_id` is in flight already.
+        """
+        if not self.is_ready:
+            raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
+        if self.num_queued >= self._max_queued_requests:
+            raise RateLimitError(f"The queue is full: {self._max_queued_requests} requests are waiting.")
+        if request_id in self._streams:
+            raise ConflictError(f"A request with the id {request_id!r} is in flight.")
+        now = time.monotonic()
+        message = AddRequest(
+            request_id=request_id,
+            model=model,
+            prompt=pack_ids(prompt_ids),
+            params=params,
+            arrival_time=now,
+            deadline=None if deadline_s is None else now + deadline_s,
+            priority=priority,
+            key_id=key_id,
+            session_id=session_id,
+            append_to_session=append_to_session,
+            cache_salt=cache_salt,
+        )
+        stream = RequestStream(self, request_id)
+        self._streams[request_id] = stream
+        self.send(message)
+        return stream
+
+    def _describe_state(self) -> str:
+        if self._state.phase is EnginePhase.READY:
+            return "it does not answer"
+        return f"{self._state.phase} ({self._state.detail})" if self._state.detail else str(self._state.phase)
+
+    # --- what the supervisor does ---------------------------------------------------------------------------------
+
+    def attach(self, endpoint: str) -> None:
+        """Speak to a new engine process. Call on the asyncio loop."""
+        self.detach()
+        now = time.monotonic()
+        self.loop = asyncio.get_running_loop()
+        self.vitals = Vitals(last_beat=now, loop_stamp=now)
+        self._last_sequence = self._acknowledged = 0
+        self._socket = FrontEndSocket(endpoint, self._on_message)
+        self._socket.send(Hello())
+
+    def detach(self, linger_ms: int = 0) -> None:
+        """Forget the engine process; messages not yet sent get `linger_ms` to leave."""
+        if self._socket is not None:
+            self.corrupt_messages += self._socket.corrupt_messages
+            self._socket.close(linger_ms)
+            self._socket = None
+        self.vitals = None
+        self.stats = EngineStats()
+
+    def fail_streams(self, error: WavelaneError) -> None:
+        """Every open stream raises `error`, now."""
+        streams, self._streams = list(self._streams.values()), {}
+        self._num_started = 0
+        for stream in streams:
+            stream.fail(error)
+        self._became_idle.set()
+
+    def set_state(self, phase: EnginePhase, detail: str = "", fraction: float | None = None) -> None:
+        """Draining hides every phase but a failure."""
+        if self._is_draining and phase is not EnginePhase.FAILED:
+            phase = EnginePhase.DRAINING
+        since = self._state.since if phase is self._state.phase else time.monotonic()
+        self._state = EngineState(phase, detail, fraction, since)
+
+    def begin_drain(self) -> None:
+        """Take no new requests from now on; those in flight go on."""
+        self._is_draining = True
+        self.set_state(EnginePhase.DRAINING)
+
+    def send(self, message: EngineInput) -> None:
+        """Queue a message for the engine; without an engine it is dropped with everything in flight."""
+        if self._socket is not None:
+            self._socket.send(message)
+
+    def close_stream(self, stream: RequestStream) -> bool:
+        """Forget a stream. False when it had ended already."""
+        if self._streams.get(stream.request_id) is not stream:
+            return False
+        del self._streams[stream.request_id]
+        if stream.has_started:
+            self._num_started -= 1
+        if not self._streams:
+            self._became_idle.set()
+        return True
+
+    # --- messages of the engine -----------------------------------------------------------------------------------
+
+    def _on_message(self, message: EngineOutput) -> None:
+        if isinstance(message, StepOutputs):
+            self._on_outputs(message)
+        elif isinstance(message, Beat):
+            self.stats = message.stats
+            if self.vitals is not None:
+                self.vitals.last_beat = time.monotonic()
+                self.vitals.loop_stamp = message.loop_stamp
+                self.vitals.step_limit_s = message.step_limit_s
+        else:
+            self.on_announcement(message)
+
+    def _on_outputs(self, message: StepOutputs) -> None:
+        if message.sequence != self._last_sequence + 1:
+            self._lose_outputs(message.sequence)
+        self._last_sequence = message.sequence
+        for output in message.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:  # else it was aborted or finished here while this was under way
+                self._deliver(stream, output)
+        if message.sequence - self._acknowledged >= ACKNOWLEDGE_EVERY:
+            self._acknowledged = message.sequence
+            self.send(Acknowledge(message.sequence))
+
+    def _deliver(self, stream: RequestStream, output: RequestOutput) -> None:
+        if not stream.has_started:
+            stream.has_started = True
+            self._num_started += 1
+        if output.is_final:
+            self.close_stream(stream)
+        try:
+            token_ids = unpack_ids(output.token_ids)
+        except ValueError:
+            self._fail_one(stream, OutputError("the engine sent malformed token ids", "request_failed"))
+            return
+        if token_ids or output.finish_reason is not None or output.prompt_logprobs is not None:
+            num_buffered = stream.push(
+                OutputChunk(
+                    token_ids, output.finish_reason, output.logprobs, output.prompt_logprobs, output.cached_tokens
+                )
+            )
+            if num_buffered > self._max_buffered_tokens and output.finish_reason is None:
+                self._fail_one(stream, reader_too_slow(self._max_buffered_tokens))
+        if output.error is not None:
+            stream.fail(error_of(output.error))
+
+    def _fail_one(self, stream: RequestStream, error: OutputError) -> None:
+        if self.close_stream(stream):
+            self.send(AbortRequests([stream.request_id]))
+        stream.fail(error_of(error))
+
+    def _lose_outputs(self, sequence: int) -> None:
+        """A message of the engine was lost: any open stream may have a hole, so none may go on."""
+        logger.error("outputs %d to %d of the engine are lost", self._last_sequence + 1, sequence - 1)
+        if self._streams:
+            self.send(AbortRequests(list(self._streams)))
+        self.fail_streams(RequestFailedError("Output of the engine was lost on its way."))
+
+    @property
+    def num_corrupt_messages(self) -> int:
+        """Messages that could not be decoded, over every engine process so far."""
+        return self.corrupt_messages + (self._socket.corrupt_messages if self._socket is not None else 0)
+
+    async def wait_until_idle(self, deadline_s: float) -> bool:
+        """Wait until no stream is open, at most `deadline_s`. True when none is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self._streams:
+                    self._became_idle.clear()
+                    await self._became_idle.wait()
+        return not self._streams

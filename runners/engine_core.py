@@ -1,0 +1,254 @@
+"""The engine loop: receive, schedule, launch, commit the step before, reply. Nothing else runs on its thread.
+
+`python -m runners.engine_core` is the engine process: settings come as one JSON line on stdin, whose end of file
+means that the HTTP process has gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import signal
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from runners.engine_io import EngineIO, Vitals
+from runners.engine_startup import EngineSettings, LoadedEngine, load_engine
+from runners.errors import StartupError
+from runners.execution.executor import DeviceLostError, Executor, LaunchError
+from runners.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineInput,
+    FinishRequest,
+    OutputError,
+    Progress,
+    Ready,
+    RequestOutput,
+    Shutdown,
+    StartupFailed,
+)
+from runners.process_guard import die_with_parent, exit_at_end_of_file
+from runners.scheduling.scheduler import Scheduler
+from runners.scheduling.scheduler_output import StepPlan, Wait
+
+logger = logging.getLogger("runners.engine_core")
+
+EXIT_STOPPED = 0
+EXIT_STARTUP_FAILED = 2
+EXIT_DEVICE_LOST = 3
+EXIT_LOOP_FAILED = 4
+
+_STATS_INTERVAL_S = 0.25
+_COLLECT_GARBAGE_INTERVAL_S = 10.0
+# How long the loop may sleep on its queue while a flight is under way on the device, which cannot wake it.
+_FLIGHT_POLL_S = 0.0005
+# The I/O thread waits this long at most for the interpreter lock while the loop runs Python (default: 5 ms).
+_SWITCH_INTERVAL_S = 0.0005
+_FRONT_END_TIMEOUT_S = 10.0
+
+
+class StepClock:
+    """Stamps steps for the watchdog: a step may take `hung_factor` times what the slowest recent one predicts."""
+
+    _DECAY = 0.999
+
+    def __init__(self, vitals: Vitals, hung_factor: float, hung_min_s: float) -> None:
+        self._vitals = vitals
+        self._hung_factor = hung_factor
+        self._hung_min_s = hung_min_s
+        self._slowest_s = 0.0
+        self._slowest_tokens = 1
+        self._started: dict[int, tuple[float, int]] = {}
+
+    def launch(self, plan: StepPlan) -> None:
+        now = time.monotonic()
+        self._started[plan.step_id] = (now, plan.num_tokens)
+        predicted_s = self._slowest_s * max(1.0, plan.num_tokens / self._slowest_tokens)
+        self._vitals.loop_stamp = now
+        self._vitals.step_limit_s = max(self._hung_min_s, self._hung_factor * predicted_s)
+
+    def complete(self, step_id: int) -> None:
+        now = time.monotonic()
+        self._vitals.loop_stamp = now
+        started = self._started.pop(step_id, None)
+        if started is not None:
+            self._slowest_s *= self._DECAY
+            if now - started[0] > self._slowest_s:
+                self._slowest_s, self._slowest_tokens = now - started[0], max(1, started[1])
+
+    def idle(self) -> None:
+        self._started.clear()
+        self._vitals.step_limit_s = None
+
+
+class EngineCore:
+    """Drives one scheduler and one executor; owns the thread that calls `run`."""
+
+    def __init__(
+        self,
+        io: EngineIO,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        served_names: Collection[str],
+        hung_factor: float = 20.0,
+        hung_min_s: float = 30.0,
+    ) -> None:
+        self._io = io
+        self._scheduler = scheduler
+        self._executor = executor
+        self._served_names = frozenset(served_names)
+        self._pipeline_depth = executor.capabilities.pipeline_depth
+        self._clock = StepClock(io.vitals, hung_factor, hung_min_s)
+        self._is_stopping = False
+        self._next_stats = 0.0
+        self._next_garbage = time.monotonic() + _COLLECT_GARBAGE_INTERVAL_S
+
+    def run(self) -> int:
+        """Until `Shutdown`, or until the device or the loop itself fails; returns the process's exit status."""
+        self._update_stats()
+        try:
+            while not self._is_stopping:
+                self._turn()
+        except DeviceLostError as error:
+            logger.critical("device lost: %s", error)
+            self._end_everything(f"The device failed: {error}")
+            return EXIT_DEVICE_LOST
+        except Exception as error:
+            logger.critical("the engine loop failed", exc_info=True)
+            self._end_everything(f"The engine failed: {type(error).__name__}.")
+            return EXIT_LOOP_FAILED
+        return EXIT_STOPPED
+
+    def _turn(self) -> None:
+        """One turn: what has arrived, one plan, one result."""
+        while not self._io.inbox.empty():
+            self._receive(self._io.inbox.get())
+        plan = self._scheduler.schedule(time.monotonic())
+        if isinstance(plan, StepPlan):
+            self._launch(plan)
+            if self._scheduler.num_uncommitted > self._pipeline_depth:
+                self._commit_step()
+        elif self._scheduler.num_uncommitted > 0:
+            self._commit_step()
+        elif self._scheduler.num_flights > 0:
+            self._scheduler.commit(None, self._executor.completed_flights(), time.monotonic())
+        self._publish()
+        if isinstance(plan, Wait) and self._scheduler.num_uncommitted == 0:
+            self._sleep(plan)
+
+    def _receive(self, message: EngineInput) -> None:
+        now = time.monotonic()
+        match message:
+            case AddRequest():
+                if message.model in self._served_names:
+                    self._scheduler.add_request(message, now)
+                else:
+                    error = OutputError(f"The model {message.model!r} does not exist.", "model_not_found")
+                    self._io.publish([RequestOutput(message.request_id, error=error)])
+            case AbortRequests():
+                for request_id in message.request_ids:
+                    self._scheduler.abort(request_id, now)
+            case FinishRequest():
+                self._scheduler.finish(message.request_id, message.keep_tokens, now)
+            case Shutdown():
+                self._is_stopping = True
+
+    def _launch(self, plan: StepPlan) -> None:
+        self._clock.launch(plan)
+        try:
+            self._executor.launch(plan)
+        except LaunchError as error:
+            logger.warning("step %d could not be launched: %s", plan.step_id, error)
+            self._scheduler.launch_failed(plan, OutputError(str(error), "request_failed"), time.monotonic())
+
+    def _commit_step(self) -> None:
+        result = self._executor.collect()
+        self._clock.complete(result.step_id)
+        self._scheduler.commit(result, self._executor.completed_flights(), time.monotonic())
+
+    def _publish(self) -> None:
+        self._io.publish(self._scheduler.take_outputs())
+        for notice in self._scheduler.take_notices():
+            logger.warning("%s", notice)
+        if time.monotonic() >= self._next_stats:
+            self._update_stats()
+
+    def _update_stats(self) -> None:
+        self._io.vitals.stats = self._scheduler.stats()
+        now = time.monotonic()
+        self._next_stats = now + _STATS_INTERVAL_S
+        if now >= self._next_garbage:
+            # The collector is off during steps. The youngest generation is what grew since the last time.
+            gc.collect(0 if self._scheduler.has_work else 2)
+            self._next_garbage = now + _COLLECT_GARBAGE_INTERVAL_S
+
+    def _sleep(self, plan: Wait) -> None:
+        """Wait for a message, at most until the plan's time. The step in flight is waited for in `collect`."""
+        if self._scheduler.num_flights > 0:
+            timeout_s = _FLIGHT_POLL_S
+        else:
+            self._clock.idle()
+            self._update_stats()
+            timeout_s = None if plan.until is None else max(0.0, plan.until - time.monotonic())
+        try:
+            message = self._io.inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        self._receive(message)
+
+    def _end_everything(self, reason: str) -> None:
+        self._clock.idle()
+        self._io.fail_all(OutputError(reason, "engine_unavailable"))
+
+
+def _serve(settings: EngineSettings) -> int:
+    io = EngineIO(Path(settings.socket_path))
+    io.start()
+    engine: LoadedEngine | None = None
+    try:
+        engine = load_engine(settings, lambda phase, detail, fraction: io.announce(Progress(phase, detail, fraction)))
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        io.announce(Ready([engine.info]))
+        core = EngineCore(
+            io,
+            engine.scheduler,
+            engine.executor,
+            served_names=engine.info.served_names,
+            hung_factor=settings.profile.watchdog.hung_factor,
+            hung_min_s=settings.profile.watchdog.hung_min_s,
+        )
+        return core.run()
+    except StartupError as error:
+        logger.error("start-up failed: %s", error)
+        io.announce(StartupFailed(str(error)))
+        io.wait_for_front_end(_FRONT_END_TIMEOUT_S)
+        return EXIT_STARTUP_FAILED
+    finally:
+        io.stop()
+        if engine is not None:
+            engine.executor.close()
+
+
+def main() -> int:
+    """The engine process: signals are the parent's business, this process stops on `Shutdown` or with its parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = EngineSettings.from_json(sys.stdin.buffer.readline())
+    die_with_parent(settings.parent_pid)
+    exit_at_end_of_file(sys.stdin.fileno())
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s [%(levelname)s] [engine] %(message)s"
+    )
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return _serve(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
