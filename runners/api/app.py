@@ -16,27 +16,35 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from runners.api.chat import ChatCompletions
+from runners.api.completions import Completions
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.errors import error_body
 from runners.api.health import Health, Live, Ready, Version
 from runners.api.interfaces import Engine, TextAssets
 from runners.api.models import Models
+from runners.api.prompts import TextThreads
 from runners.api.settings import ApiSettings
+from runners.api.tokenize import Detokenize, Tokenize
 from runners.errors import MethodNotAllowedError, NotFoundError, WavelaneError
 
 
 class UnknownPath(Endpoint):
     """Every path under `/v1` that is no route of ours."""
 
-    methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+    methods = ()
 
     async def handle(self, exchange: Exchange) -> None:
         raise NotFoundError(f"Unknown path: {exchange.scope['path']}", code="unknown_path")
 
 
 _ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
+    ("/v1/completions", Completions),
+    ("/v1/chat/completions", ChatCompletions),
     ("/v1/models", Models),
     ("/v1/models/{model_id:path}", Models),
+    ("/tokenize", Tokenize),
+    ("/detokenize", Detokenize),
     ("/health", Health),
     ("/livez", Live),
     ("/readyz", Ready),
@@ -61,7 +69,8 @@ def create_app(
 
     `app.state.text` maps a served model name to its `TextAssets`; a model without an entry runs on token ids alone.
     """
-    state = State({"settings": settings, "engine": engine, "text": {} if text is None else text})
+    threads = TextThreads(settings.tokenizer_threads)
+    state = State({"settings": settings, "engine": engine, "text": {} if text is None else text, "threads": threads})
     routes = [Route(path, endpoint(state)) for path, endpoint in _ROUTES]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
     app.state = state

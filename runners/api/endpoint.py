@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -96,8 +97,11 @@ class Exchange:
             pass
 
 
-class Endpoint:
-    """An ASGI callable for one path. Subclasses implement `handle`; errors they raise become the answer."""
+class Endpoint(ABC):
+    """An ASGI callable for one path. Subclasses implement `handle`; errors they raise become the answer.
+
+    `methods` are the HTTP methods it takes; empty means any.
+    """
 
     methods: ClassVar[tuple[str, ...]] = ("POST",)
 
@@ -142,7 +146,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, _request_id(scope))
         try:
-            if scope["method"] not in self.methods:
+            if self.methods and scope["method"] not in self.methods:
                 exchange.headers.append((b"allow", ", ".join(self.methods).encode()))
                 raise MethodNotAllowedError(f"{scope['method']} is not allowed here; use {' or '.join(self.methods)}.")
             await self.handle(exchange)
@@ -157,8 +161,9 @@ class Endpoint:
                 raise
             await exchange.reply(error_body(error), status=error.status, headers=error_headers(error))
 
+    @abstractmethod
     async def handle(self, exchange: Exchange) -> None:
-        raise MethodNotAllowedError("This path takes no requests.")
+        """Answers, or raises."""
 
 
 def new_id() -> str:

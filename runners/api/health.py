@@ -32,7 +32,7 @@ class Health(Endpoint):
             "progress": state.fraction,
             "phase_s": round(max(0.0, time.monotonic() - state.since), 3),
             "models": [name for info in engine.models for name in info.served_names],
-            "engine": engine.stats,
+            "engine": msgspec.structs.asdict(engine.stats),
         }
         await exchange.reply(msgspec.json.encode(report), status=200 if engine.is_ready else 503)
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from runners.messages import EngineStats, ModelInfo, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
+from runners.text.tokenizer import Tokenizer
 
 
 class OutputChunk(Protocol):
@@ -78,18 +79,6 @@ class Engine(Protocol):
         append_to_session: bool = False,
         cache_salt: str = "",
     ) -> RequestStream: ...
-
-
-class Tokenizer(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def add_bos(self) -> bool: ...
-    @property
-    def bos_id(self) -> int | None: ...
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
-    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
-    def is_special(self, token_id: int) -> bool: ...
 
 
 class ChatTemplate(Protocol):

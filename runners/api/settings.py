@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from configs.schema import Profile
 
+DEFAULT_VERSION = "0.1.0"
+
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
@@ -18,10 +20,10 @@ class ApiSettings:
     default_max_tokens: int = 16
     max_tokens: int | None = None
     request_deadline_s: float | None = None
-    version: str = "0.1.0"
+    version: str = DEFAULT_VERSION
 
     @classmethod
-    def from_profile(cls, profile: Profile, version: str | None = None) -> ApiSettings:
+    def from_profile(cls, profile: Profile, version: str = DEFAULT_VERSION) -> ApiSettings:
         """The sections `http` and `limits` of a resolved profile."""
         return cls(
             max_body_bytes=profile.http.max_body_bytes,
@@ -29,5 +31,5 @@ class ApiSettings:
             default_max_tokens=profile.limits.default_max_tokens,
             max_tokens=profile.limits.max_tokens,
             request_deadline_s=profile.limits.request_deadline_s,
-            version=version if version is not None else cls.version,
+            version=version,
         )

@@ -1,0 +1,81 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runners.api.generation import Choice, Delta
+from runners.api.generation_endpoint import Generation, GenerationEndpoint
+from runners.api.interfaces import TextAssets
+from runners.api.logprobs import chat_logprobs, prompt_logprobs
+from runners.api.prompts import Prompt, render_chat
+from runners.api.protocol import ChatCompletionRequest, RequestParser
+from runners.api.sse import EventTemplate
+from runners.api.validation import check_token_ids
+from runners.messages import ModelInfo
+
+
+class ChatCompletions(GenerationEndpoint[ChatCompletionRequest]):
+    parser = RequestParser(ChatCompletionRequest)
+    id_prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
+    prompt_field = "messages"
+
+    async def prompts(self, request: ChatCompletionRequest, info: ModelInfo, assets: TextAssets | None) -> list[Prompt]:
+        prompt = await render_chat(
+            request,
+            assets,
+            self.threads,
+            with_tools=request.tool_choice != "none",
+        )
+        check_token_ids(prompt.ids, info.vocab_size, "messages")
+        return [prompt]
+
+    def default_max_tokens(self) -> int | None:
+        return None
+
+    def template(self, generation: Generation[ChatCompletionRequest], choice: Choice) -> EventTemplate:
+        request = generation.request
+        start = b"data: " + msgspec.json.encode(self.envelope(generation))[:-1]
+        first = b""
+        if request.return_token_ids and choice.index == 0:
+            first = b',"prompt_token_ids":' + msgspec.json.encode(choice.prompt.ids)
+        delta = b',"choices":[{"index":%d,"delta":{' % choice.index
+        # The role travels with the first token: one event a token, as for completions.
+        return EventTemplate(
+            start + first + delta + b'"role":"assistant","content":',
+            start + delta + b'"content":',
+            text_end=b"}",
+            logprobs=(lambda delta: chat_logprobs(delta.logprobs or (), generation.token_texts))
+            if request.logprobs
+            else None,
+            with_token_ids=bool(request.return_token_ids),
+            with_usage=generation.includes_usage,
+        )
+
+    def answer(self, generation: Generation[ChatCompletionRequest], results: list[Delta]) -> bytes:
+        request = generation.request
+        answer: dict[str, Any] = {**self.envelope(generation), "object": "chat.completion"}
+        answer["choices"] = [
+            self._choice(generation, choice, result) for choice, result in zip(generation.choices, results, strict=True)
+        ]
+        answer["usage"] = generation.usage()
+        if request.return_token_ids:
+            answer["prompt_token_ids"] = generation.prompts[0].ids
+        if request.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(results[0].prompt_logprobs or (), generation.token_texts)
+        return msgspec.json.encode(answer)
+
+    def _choice(self, generation: Generation[ChatCompletionRequest], choice: Choice, result: Delta) -> dict[str, Any]:
+        request = generation.request
+        whole: dict[str, Any] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "logprobs": chat_logprobs(result.logprobs or (), generation.token_texts) if request.logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        if request.return_token_ids:
+            whole["token_ids"] = result.token_ids
+        return whole

@@ -1,0 +1,164 @@
+"""One choice while it is generated: ids in from the engine, text out, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from runners.api.interfaces import OutputChunk, RequestStream
+from runners.api.prompts import Prompt
+from runners.errors import RequestFailedError
+from runners.messages import TokenLogprobs
+from runners.request import FinishReason
+from runners.text.detokenizer import Detokenizer
+from runners.text.stop_strings import StopMatcher
+from runners.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one chunk of the engine adds to a choice. `text` may be empty; `logprobs` has one entry a token id."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How ids become text: the same for every choice of a request."""
+
+    tokenizer: Tokenizer | None
+    eos_token_ids: AbstractSet[int]
+    stops: list[str]
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    ignore_eos: bool = False
+
+
+class Choice:
+    """Feeds one request stream through the incremental detokeniser and the stop matcher.
+
+    Streamed and whole answers both go through here token by token, so that text, usage and end are the same.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_echo",
+        "_hidden_ids",
+        "_matcher",
+        "_options",
+        "_stream",
+        "cached_tokens",
+        "completion_tokens",
+        "finish_reason",
+        "index",
+        "prompt",
+    )
+
+    def __init__(
+        self, index: int, prompt: Prompt, stream: RequestStream, options: TextOptions, *, echo: str = ""
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._stream = stream
+        self._options = options
+        self._echo = echo
+        tokenizer = options.tokenizer
+        self._detokenizer = (
+            None
+            if tokenizer is None
+            else Detokenizer(tokenizer, prompt.ids, skip_special_tokens=options.skip_special_tokens)
+        )
+        # With ignore_eos an end marker is a token like any other, but its text is still not for the reader.
+        hides_eos = options.ignore_eos and options.skip_special_tokens
+        self._hidden_ids: AbstractSet[int] = options.eos_token_ids if hides_eos else frozenset()
+        self._matcher = StopMatcher(options.stops, include=options.include_stop) if options.stops else None
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """One delta a chunk, the last one with `finish_reason` set. Raises what the engine raises."""
+        async for chunk in self._stream:
+            yield self._push(chunk)
+            if self.finish_reason is not None:
+                return
+        raise RequestFailedError("The engine ended the request without a result.")
+
+    def abort(self) -> None:
+        """Gives the engine's side back unless the request has ended."""
+        if self.finish_reason is None:
+            self._stream.abort()
+
+    def _push(self, chunk: OutputChunk) -> Delta:
+        ids = chunk.token_ids
+        reason = chunk.finish_reason
+        if chunk.cached_tokens:
+            self.cached_tokens = chunk.cached_tokens
+        if self._matcher is not None:
+            text, kept = self._matched_text(ids, reason)
+        else:
+            text, kept = self._plain_text(ids, reason), len(ids)
+            self.finish_reason = reason
+        if self._echo:
+            text, self._echo = self._echo + text, ""
+        self.completion_tokens += kept
+        logprobs = chunk.logprobs
+        if kept < len(ids):
+            ids = ids[:kept]
+            logprobs = None if logprobs is None else logprobs[:kept]
+        return Delta(text, ids, logprobs, chunk.prompt_logprobs)
+
+    def _hides_last(self, ids: list[int], reason: FinishReason | None) -> bool:
+        """Whether the last id is an end marker: it counts, but is not shown."""
+        if reason is not FinishReason.STOP or not ids:
+            return False
+        return not self._options.include_stop or ids[-1] in self._options.eos_token_ids
+
+    def _plain_text(self, ids: list[int], reason: FinishReason | None) -> str:
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return ""
+        if self._hides_last(ids, reason):
+            ids = ids[:-1]
+        if self._hidden_ids and not self._hidden_ids.isdisjoint(ids):
+            ids = [token_id for token_id in ids if token_id not in self._hidden_ids]
+        text = detokenizer.push(ids)
+        return text if reason is None else text + detokenizer.finish()
+
+    def _matched_text(self, ids: list[int], reason: FinishReason | None) -> tuple[str, int]:
+        """Text up to a stop string, and how many ids of this chunk it took; sets the end.
+
+        Goes token by token even through a chunk of several, so that the count does not depend on how they arrived.
+        """
+        matcher, detokenizer = self._matcher, self._detokenizer
+        assert matcher is not None
+        assert detokenizer is not None
+        num_shown = len(ids) - self._hides_last(ids, reason)
+        parts: list[str] = []
+        for position, token_id in enumerate(ids[:num_shown]):
+            piece = "" if token_id in self._hidden_ids else detokenizer.push([token_id])
+            if self.completion_tokens + position < self._options.min_tokens:
+                parts.append(piece)
+                continue
+            emitted, matched = matcher.push(piece)
+            parts.append(emitted)
+            if matched is not None:
+                return "".join(parts), self._stop_at(position + 1)
+        if reason is not None:
+            emitted, matched = matcher.push(detokenizer.finish())
+            parts.append(emitted)
+            if matched is not None:
+                return "".join(parts), self._stop_at(len(ids))
+            parts.append(matcher.finish())
+            self.finish_reason = reason
+        return "".join(parts), len(ids)
+
+    def _stop_at(self, kept: int) -> int:
+        self.finish_reason = FinishReason.STOP
+        self._stream.finish(self.completion_tokens + kept)
+        return kept

@@ -1,0 +1,229 @@
+"""What completions and chat completions share: check, tokenise, submit, then stream or collect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from runners.api import validation
+from runners.api.endpoint import Endpoint, Exchange, new_id
+from runners.api.generation import Choice, Delta, TextOptions
+from runners.api.interfaces import TextAssets
+from runners.api.logprobs import TokenTexts
+from runners.api.prompts import Prompt, TextThreads, require_tokenizer
+from runners.api.protocol import GenerationFields, RequestParser, unknown_fields_warning
+from runners.api.sse import EventTemplate, data_event, stream_choices
+from runners.messages import ModelInfo
+from runners.request import SamplingParams
+
+RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+
+@dataclass(slots=True)
+class Generation(Generic[RequestT]):
+    """One checked request on its way: what was asked, of which model, and the choices that answer it."""
+
+    id: str
+    created: int
+    model: str
+    info: ModelInfo
+    request: RequestT
+    assets: TextAssets | None
+    token_texts: TokenTexts
+    prompts: list[Prompt]
+    choices: list[Choice]
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far; a prompt with several choices counts once."""
+        prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        firsts = self.choices[:: len(self.choices) // len(self.prompts)]
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
+        }
+
+    @property
+    def includes_usage(self) -> bool:
+        options = self.request.stream_options
+        return options is not None and bool(options.include_usage)
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        return self.request.skip_special_tokens is not False
+
+
+class GenerationEndpoint(Endpoint, Generic[RequestT]):
+    """Subclasses say how prompts come from the request, how events and answers look, and their names."""
+
+    parser: RequestParser[RequestT]
+    id_prefix: ClassVar[str]
+    chunk_object: ClassVar[str]
+    prompt_field: ClassVar[str]
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
+        self._token_texts: dict[str, tuple[TextAssets | None, TokenTexts]] = {}
+
+    @property
+    def threads(self) -> TextThreads:
+        threads: TextThreads = self._state.threads
+        return threads
+
+    # --- what subclasses provide ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def prompts(self, request: RequestT, info: ModelInfo, assets: TextAssets | None) -> list[Prompt]:
+        """What to continue, as token ids inside the vocabulary."""
+
+    @abstractmethod
+    def default_max_tokens(self) -> int | None:
+        """`max_tokens` of a request that names none; None: what the context leaves."""
+
+    def echo(self, generation: Generation[RequestT], prompt: Prompt) -> str:
+        """Text that comes before the generated one."""
+        return ""
+
+    @abstractmethod
+    def template(self, generation: Generation[RequestT], choice: Choice) -> EventTemplate:
+        """How the events of a choice look."""
+
+    @abstractmethod
+    def answer(self, generation: Generation[RequestT], results: list[Delta]) -> bytes:
+        """The whole answer as JSON; `results` in the order of the choices."""
+
+    # --- the life of a request ------------------------------------------------------------------------------------
+
+    async def handle(self, exchange: Exchange) -> None:
+        request, unknown = self.parser.parse(await exchange.body(self.settings.max_body_bytes))
+        if unknown:
+            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        await exchange.until_disconnect(self._generate(exchange, request))
+
+    async def _generate(self, exchange: Exchange, request: RequestT) -> None:
+        model, info = self.model(request.model)
+        validation.check_supported(request)
+        params = validation.sampling_params(request, info)
+        assets = self.text_assets(info)
+        options = self._text_options(request, info, assets)
+        prompts = await self.prompts(request, info, assets)
+        generation = Generation(
+            f"{self.id_prefix}-{new_id()}",
+            int(time.time()),
+            model,
+            info,
+            request,
+            assets,
+            self._texts_of(model, assets),
+            prompts,
+            [],
+        )
+        try:
+            await self._submit(generation, params, options)
+            if request.stream:
+                templates = [self.template(generation, choice) for choice in generation.choices]
+                await stream_choices(exchange, generation.choices, templates, self._closing(generation))
+            else:
+                results = await _collect(generation.choices)
+                await exchange.reply(self.answer(generation, results))
+        finally:
+            for choice in generation.choices:
+                choice.abort()
+
+    def _text_options(self, request: RequestT, info: ModelInfo, assets: TextAssets | None) -> TextOptions:
+        stops = validation.stop_strings(request)
+        if stops:
+            require_tokenizer(assets, "stop")
+        eos_token_ids = frozenset(info.eos_token_ids)
+        return TextOptions(
+            tokenizer=None if assets is None else assets.tokenizer,
+            eos_token_ids=eos_token_ids if assets is None else eos_token_ids | assets.eos_token_ids,
+            stops=stops,
+            min_tokens=request.min_tokens or 0,
+            skip_special_tokens=request.skip_special_tokens is not False,
+            include_stop=bool(request.include_stop_str_in_output),
+            ignore_eos=bool(request.ignore_eos),
+        )
+
+    def _texts_of(self, model: str, assets: TextAssets | None) -> TokenTexts:
+        known = self._token_texts.get(model)
+        if known is None or known[0] is not assets:
+            known = (assets, TokenTexts(None if assets is None else assets.tokenizer))
+            self._token_texts[model] = known
+        return known[1]
+
+    async def _submit(self, generation: Generation[RequestT], params: SamplingParams, options: TextOptions) -> None:
+        """One engine request a choice. All limits are checked before the first is sent."""
+        request, settings = generation.request, self.settings
+        num_choices = validation.choices_per_prompt(request)
+        priority = validation.priority(request)
+        field, requested = validation.requested_max_tokens(request, settings)
+        planned: list[tuple[Prompt, SamplingParams]] = []
+        for prompt in generation.prompts:
+            max_tokens = validation.max_tokens_for(
+                len(prompt.ids),
+                requested,
+                self.default_max_tokens(),
+                generation.info.max_context,
+                param=self.prompt_field if requested is None else field,
+            )
+            if requested is None and settings.max_tokens is not None:
+                max_tokens = min(max_tokens, settings.max_tokens)
+            planned += [(prompt, validation.with_limits(params, max_tokens, choice)) for choice in range(num_choices)]
+        for index, (prompt, own_params) in enumerate(planned):
+            stream = await self.engine.submit(
+                generation.model,
+                prompt.ids,
+                own_params,
+                request_id=f"{generation.id}-{index}",
+                priority=priority,
+                deadline_s=settings.request_deadline_s,
+                cache_salt=request.cache_salt or "",
+            )
+            generation.choices.append(Choice(index, prompt, stream, options, echo=self.echo(generation, prompt)))
+
+    def _closing(self, generation: Generation[RequestT]) -> Callable[[], bytes]:
+        """Makes what stands between the last token's event and `[DONE]`."""
+        if not generation.includes_usage:
+            return bytes
+        return lambda: data_event({**self.envelope(generation), "choices": [], "usage": generation.usage()})
+
+    def envelope(self, generation: Generation[RequestT]) -> dict[str, Any]:
+        return {
+            "id": generation.id,
+            "object": self.chunk_object,
+            "created": generation.created,
+            "model": generation.model,
+        }
+
+
+async def _collect(choices: Sequence[Choice]) -> list[Delta]:
+    """Everything each choice generates, as one delta a choice. The first error ends them all."""
+    if len(choices) == 1:
+        return [await _collect_one(choices[0])]
+    tasks = [asyncio.ensure_future(_collect_one(choice)) for choice in choices]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _collect_one(choice: Choice) -> Delta:
+    texts: list[str] = []
+    whole = Delta("", [])
+    async for delta in choice.deltas():
+        texts.append(delta.text)
+        whole.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            whole.logprobs = [*(whole.logprobs or ()), *delta.logprobs]
+        if delta.prompt_logprobs is not None:
+            whole.prompt_logprobs = delta.prompt_logprobs
+    whole.text = "".join(texts)
+    return whole

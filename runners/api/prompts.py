@@ -1,0 +1,209 @@
+"""From the request's prompt or messages to token ids; long texts are tokenised off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from runners.api.interfaces import TextAssets
+from runners.api.protocol import ChatFields
+from runners.api.validation import check_token_ids, unsupported
+from runners.errors import InvalidRequestError
+from runners.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 2048
+# A text of this length takes about 1 ms; the hand-over to a thread and back costs about 0.1 ms.
+INLINE_CHARS = 2000
+
+_RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids that are at least one, and the text they came from where the client sent text."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+class TextThreads:
+    """Threads for tokenising and rendering; few, so that they never crowd out the event loop or the engine."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
+
+    async def run(self, chars: int, function: Callable[[], ResultT]) -> ResultT:
+        """`function()`, here when `chars` characters are few, else in a thread."""
+        if chars <= INLINE_CHARS:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+
+def require_tokenizer(assets: TextAssets | None, param: str) -> Tokenizer:
+    """InvalidRequestError for a model that runs on token ids alone."""
+    if assets is None or assets.tokenizer is None:
+        raise InvalidRequestError(
+            "This model has no tokenizer: send the prompt as token ids to /v1/completions.",
+            param=param,
+            code="no_tokenizer",
+        )
+    return assets.tokenizer
+
+
+def split_prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | list[int]]:
+    """The four forms as a list of texts or id lists, none of them empty. InvalidRequestError otherwise."""
+    if prompt is None:
+        raise InvalidRequestError("Missing required field: 'prompt'.", param="prompt")
+    if isinstance(prompt, str):
+        prompts: list[Any] = [prompt]
+    else:
+        kinds = set(map(type, prompt))
+        if len(kinds) > 1:
+            raise InvalidRequestError(
+                "Invalid value for 'prompt': a list must hold only texts, only token ids, or only lists of token ids.",
+                param="prompt",
+            )
+        prompts = [prompt] if kinds == {int} else prompt
+    if not prompts or not all(prompts):
+        raise InvalidRequestError("Invalid value for 'prompt': a prompt must not be empty.", param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"Invalid value for 'prompt': {len(prompts)} prompts, at most {MAX_PROMPTS} are allowed.", param="prompt"
+        )
+    return prompts
+
+
+async def encode_prompts(
+    prompts: list[str | list[int]],
+    assets: TextAssets | None,
+    threads: TextThreads,
+    *,
+    vocab_size: int,
+    add_special_tokens: bool,
+) -> list[Prompt]:
+    """Each prompt as ids, checked against the vocabulary."""
+    if isinstance(prompts[0], str):
+        tokenizer = require_tokenizer(assets, "prompt")
+        texts = [str(prompt) for prompt in prompts]
+
+        def encode() -> list[list[int]]:
+            return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        encoded = await threads.run(sum(map(len, texts)), encode)
+        result = [Prompt(ids, text) for ids, text in zip(encoded, texts, strict=True)]
+    else:
+        result = [Prompt(ids) for ids in prompts if isinstance(ids, list)]
+    for prompt in result:
+        if not prompt.ids:
+            raise InvalidRequestError("Invalid value for 'prompt': the text has no tokens.", param="prompt")
+        check_token_ids(prompt.ids, vocab_size, "prompt")
+    return result
+
+
+async def render_chat(
+    request: ChatFields, assets: TextAssets | None, threads: TextThreads, *, with_tools: bool
+) -> Prompt:
+    """Messages through the model's template, as ids with exactly one BOS where the model wants one.
+
+    InvalidRequestError for messages of the wrong shape, for contradicting switches, and with the template's own reason.
+    """
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise InvalidRequestError(
+            "'add_generation_prompt' and 'continue_final_message' cannot both be true.", param="continue_final_message"
+        )
+    opens_turn = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    messages = [_message(index, message) for index, message in enumerate(request.messages or ())]
+    if not messages:
+        raise InvalidRequestError("Missing required field: 'messages' must not be empty.", param="messages")
+    tokenizer = require_tokenizer(assets, "messages")
+    template = assets.chat_template if assets is not None else None
+    if template is None:
+        raise InvalidRequestError("This model has no chat template.", param="messages", code="no_chat_template")
+    variables = request.chat_template_kwargs or {}
+    if reserved := _RESERVED_TEMPLATE_NAMES.intersection(variables):
+        raise InvalidRequestError(
+            f"Invalid value for 'chat_template_kwargs': {min(reserved)} has a field of its own.",
+            param="chat_template_kwargs",
+        )
+    tools = _tools(request.tools) if with_tools else None
+
+    def render() -> Prompt:
+        text = template.render(
+            messages, tools=tools, add_generation_prompt=opens_turn, continue_final_message=continues, **variables
+        )
+        if request.add_special_tokens is False:
+            return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+        return Prompt(tokenizer.encode_chat(text), text)
+
+    return await threads.run(sum(len(message["content"]) for message in messages), render)
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    """One message as templates expect it: text content, call arguments as objects. Other keys pass through."""
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise _message_error(index, "needs a 'role' that is a string")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part_text(index, part) for part in content)
+    elif content is None and (message.get("tool_calls") or message.get("function_call")):
+        content = ""
+    elif not isinstance(content, str):
+        raise _message_error(index, "needs 'content' that is a string or a list of text parts")
+    rendered = {**message, "role": "system" if role == "developer" else role, "content": content}
+    if rendered.get("tool_calls") is not None:
+        rendered["tool_calls"] = _tool_calls(index, rendered["tool_calls"])
+    return rendered
+
+
+def _message_error(index: int, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Invalid value for 'messages': message {index} {fault}.", param="messages")
+
+
+def _part_text(index: int, part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        raise unsupported("messages", f"Content part of type {kind[:40]!r} (message {index})")
+    raise _message_error(index, "has a content part that is not {'type': 'text', 'text': …}")
+
+
+def _tool_calls(index: int, calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _message_error(index, "has 'tool_calls' that is no list")
+    result = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _message_error(index, "has a tool call without a function name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            # Templates write `arguments | tojson`: the client's JSON text would come out quoted twice.
+            try:
+                arguments = json.loads(arguments) if arguments else {}
+            except (ValueError, RecursionError):
+                raise _message_error(index, "has tool call arguments that are no JSON") from None
+        result.append({**call, "function": {**function, "arguments": arguments}})
+    return result
+
+
+def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    for tool in tools or ():
+        function = tool.get("function")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise InvalidRequestError(
+                "Invalid value for 'tools': each needs type 'function' and a function with a name.", param="tools"
+            )
+    return tools or None
