@@ -1,0 +1,282 @@
+"""Attention of one query token a sequence over paged KV (flash decoding: the context is split over programs).
+
+Grid: (sequence, KV head, split). A program serves all query heads of its KV head. Where more than one split of a
+context holds tokens, each leaves its maximum, sum and weighted values (float32), and the last to arrive merges them in
+split order, so that the result does not depend on who was last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton_ops.launch import (
+    arrival_counters,
+    dependent_launch,
+    launch_dependents,
+    num_multiprocessors,
+    wait_for_inputs,
+)
+from kernels.triton_ops.rope_in_attention import rotated_key, rotated_query
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def capped(scores, soft_cap):
+    """soft_cap * tanh(scores / soft_cap), in float32."""
+    return soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
+
+
+@triton.jit
+def decode_attention_kernel(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    block_tables_ptr,
+    context_lens_ptr,
+    out_ptr,
+    partial_ptr,
+    counters_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    scale,
+    soft_cap,
+    window,
+    eps,
+    q_stride,
+    cos_sin_stride,
+    table_stride,
+    key_block_stride,
+    key_head_stride,
+    value_block_stride,
+    value_head_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    ROTATE: tl.constexpr,
+    HAS_QK_NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    launch_dependents(PDL)
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group = tl.arange(0, BLOCK_G)
+    lane = tl.arange(0, BLOCK_D)
+    in_group = group < GROUP
+    in_head = lane < HEAD_DIM
+    q_mask = in_group[:, None] & in_head[None, :]
+    wait_for_inputs(PDL)
+
+    context = tl.load(context_lens_ptr + sequence)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(context - window, 0)
+    span = tl.cdiv(tl.cdiv(context - first, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    begin = first + split * span
+    end = tl.minimum(begin + span, context)
+    if begin >= context:
+        return
+
+    maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    values = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    head_offset = (kv_head * GROUP + group) * HEAD_DIM
+    if ROTATE:
+        row_ptr = q_ptr + sequence * q_stride
+        angles = cos_sin_ptr + tl.load(positions_ptr + sequence).to(tl.int64) * cos_sin_stride
+        q = rotated_query(row_ptr, head_offset, angles, q_norm_ptr, eps, q_mask, lane, HEAD_DIM, HAS_QK_NORM)
+        if end == context:
+            # This split holds the new token: write its K and V, and start the running softmax from it.
+            key_row = row_ptr + (NUM_KV_HEADS * GROUP + kv_head) * HEAD_DIM
+            key = rotated_key(key_row, angles, k_norm_ptr, eps, lane, HEAD_DIM, HAS_QK_NORM)
+            value = tl.load(key_row + NUM_KV_HEADS * HEAD_DIM + lane, mask=in_head, other=0.0)
+            slot = tl.load(slots_ptr + sequence)
+            written = in_head & (slot >= 0)
+            offset = (slot % BLOCK_TOKENS) * HEAD_DIM + lane
+            slot_block = slot // BLOCK_TOKENS
+            tl.store(key_ptr + slot_block * key_block_stride + kv_head * key_head_stride + offset, key, written)
+            tl.store(value_ptr + slot_block * value_block_stride + kv_head * value_head_stride + offset, value, written)
+            maximum = tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], axis=1) * scale
+            if HAS_CAP:
+                maximum = capped(maximum, soft_cap)
+            maximum = maximum * LOG2_E
+            total = tl.full([BLOCK_G], 1.0, tl.float32)
+            values += value.to(tl.float32)[None, :]
+            end = context - 1
+    else:
+        q = tl.load(q_ptr + sequence * q_stride + head_offset[:, None] + lane[None, :], mask=q_mask, other=0.0)
+
+    table = block_tables_ptr + sequence * table_stride
+    key_head = key_ptr + kv_head * key_head_stride
+    value_head = value_ptr + kv_head * value_head_stride
+    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        position = start + tl.arange(0, BLOCK_N)
+        valid = position < end
+        block = tl.load(table + position // BLOCK_TOKENS, mask=valid, other=0).to(tl.int64)
+        inner = (position % BLOCK_TOKENS) * HEAD_DIM
+        kv_mask = valid[:, None] & in_head[None, :]
+        key_ptrs = key_head + (block * key_block_stride + inner)[:, None] + lane[None, :]
+        keys = tl.load(key_ptrs, mask=kv_mask, other=0.0)
+        scores = tl.dot(q, tl.trans(keys)) * scale
+        if HAS_CAP:
+            scores = capped(scores, soft_cap)
+        scores = tl.where(valid[None, :], scores * LOG2_E, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_maximum[:, None])
+        fade = tl.exp2(maximum - new_maximum)
+        value_ptrs = value_head + (block * value_block_stride + inner)[:, None] + lane[None, :]
+        block_values = tl.load(value_ptrs, mask=kv_mask, other=0.0)
+        values = tl.dot(weights.to(block_values.dtype), block_values, values * fade[:, None])
+        total = total * fade + tl.sum(weights, axis=1)
+        maximum = new_maximum
+
+    out_ptrs = out_ptr + sequence * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head_offset[:, None] + lane[None, :]
+    used_splits = tl.cdiv(context - first, span)
+    if used_splits == 1:
+        tl.store(out_ptrs, (values / total[:, None]).to(out_ptr.dtype.element_ty), mask=q_mask)
+    else:
+        ROW: tl.constexpr = BLOCK_D + 2
+        pair = sequence * NUM_KV_HEADS + kv_head
+        partial = partial_ptr + (pair * NUM_SPLITS * GROUP + group) * ROW
+        mine = partial + split * (GROUP * ROW)
+        tl.store(mine[:, None] + lane[None, :], values, mask=in_group[:, None])
+        tl.store(mine + BLOCK_D, maximum, mask=in_group)
+        tl.store(mine + BLOCK_D + 1, total, mask=in_group)
+        tl.debug_barrier()
+        if tl.atomic_add(counters_ptr + pair, 1) == used_splits - 1:
+            maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_G], tl.float32)
+            values = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+            for other in tl.range(0, used_splits):
+                theirs = partial + other * (GROUP * ROW)
+                their_maximum = tl.load(theirs + BLOCK_D, mask=in_group, other=0.0, cache_modifier=".cg")
+                their_total = tl.load(theirs + BLOCK_D + 1, mask=in_group, other=1.0, cache_modifier=".cg")
+                their_values = tl.load(
+                    theirs[:, None] + lane[None, :], mask=in_group[:, None], other=0.0, cache_modifier=".cg"
+                )
+                new_maximum = tl.maximum(maximum, their_maximum)
+                fade = tl.exp2(maximum - new_maximum)
+                weight = tl.exp2(their_maximum - new_maximum)
+                values = values * fade[:, None] + their_values * weight[:, None]
+                total = total * fade + their_total * weight
+                maximum = new_maximum
+            tl.store(out_ptrs, (values / total[:, None]).to(out_ptr.dtype.element_ty), mask=q_mask)
+            tl.store(counters_ptr + pair, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Inputs of the fused form: the kernel takes rows of QKV, norms and rotates q and k, and writes K and V."""
+
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    eps: float
+    cos_sin: torch.Tensor
+    position_ids: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+def num_context_splits(num_programs: int, max_context_len: int, block_n: int, multiprocessors: int) -> int:
+    """How many programs share one context: enough for two a multiprocessor, each with at least two blocks of tokens.
+
+    A power of two, so that few variants are compiled.
+    """
+    wanted = triton.cdiv(2 * multiprocessors, max(1, num_programs))
+    useful = max(1, max_context_len // (2 * block_n))
+    return triton.next_power_of_2(min(wanted, useful, 64) // 2 + 1) if min(wanted, useful) > 1 else 1
+
+
+def decode_attention(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    num_heads: int,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    max_context_len: int,
+    rotation: Rotation | None = None,
+    num_splits: int | None = None,
+    block_n: int = 64,
+    stages: int = 3,
+    num_warps: int = 4,
+) -> torch.Tensor:
+    """One token a sequence: q [B, Hq, D], or with `rotation` rows of QKV [B, (Hq + 2 Hk) * D]; returns [B, Hq, D].
+
+    Caches, tables and lengths as in `kernels.ops.paged_attention`. A row whose context is 0 is padding: its output is
+    unspecified. `max_context_len` only chooses the split, which a captured graph fixes; real lengths are read on the
+    device.
+    """
+    num_sequences, head_dim = q.shape[0], key_cache.shape[3]
+    num_kv_heads = key_cache.shape[1]
+    group = num_heads // num_kv_heads
+    out = torch.empty(num_sequences, num_heads, head_dim, dtype=q.dtype, device=q.device)
+    if num_sequences == 0:
+        return out
+    pairs = num_sequences * num_kv_heads
+    if num_splits is None:
+        multiprocessors = num_multiprocessors(q.device.index) if q.is_cuda else 1
+        visible = max_context_len if sliding_window is None else min(max_context_len, sliding_window)
+        num_splits = num_context_splits(pairs, visible, block_n, multiprocessors)
+    block_d = triton.next_power_of_2(head_dim)
+    partial = torch.empty(pairs * num_splits * group * (block_d + 2), dtype=torch.float32, device=q.device)
+    decode_attention_kernel[(num_sequences, num_kv_heads, num_splits)](
+        q,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        out,
+        partial,
+        arrival_counters(q.device, pairs),
+        rotation.q_norm if rotation else None,
+        rotation.k_norm if rotation else None,
+        rotation.cos_sin if rotation else None,
+        rotation.position_ids if rotation else None,
+        rotation.slot_mapping if rotation else None,
+        scale,
+        soft_cap or 0.0,
+        sliding_window or 0,
+        rotation.eps if rotation else 0.0,
+        q.stride(0),
+        rotation.cos_sin.stride(0) if rotation else 0,
+        block_tables.stride(0),
+        key_cache.stride(0),
+        key_cache.stride(1),
+        value_cache.stride(0),
+        value_cache.stride(1),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_G=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_TOKENS=key_cache.shape[2],
+        BLOCK_N=block_n,
+        NUM_SPLITS=num_splits,
+        STAGES=stages,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_CAP=soft_cap is not None,
+        ROTATE=rotation is not None,
+        HAS_QK_NORM=rotation is not None and rotation.q_norm is not None,
+        num_warps=num_warps,
+        **dependent_launch(q),
+    )
+    return out

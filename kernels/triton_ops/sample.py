@@ -1,0 +1,292 @@
+"""Sampling without leaving the device and without a sort.
+
+Top-k and top-p both keep "everything at least as likely as some token", so each is a threshold, found by a radix search
+over the bits of (max - logit) / temperature, a non-negative float whose order is that of its bits: per pass, the
+count (top-k) or mass (top-p) of 16 buckets, and the last program of a row picks the bucket that the target falls in.
+The draw is one more pass: kept mass a chunk, then the chunk and the token where the cumulative mass exceeds u times the
+whole. Sums have a fixed order, so a row's token does not depend on its neighbours or on scheduling.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.sampling import SamplingTensors
+from kernels.triton_ops.launch import arrival_counters, dependent_launch, launch_dependents, wait_for_inputs
+
+CHUNK = 8192
+SEARCH_BLOCK = 1024
+DIGIT_BITS = 4
+KEY_BITS = 32
+
+
+@triton.jit
+def _distance(logits, largest, temperature):
+    """(largest - logit) / temperature, at least 0: how far a token is behind the likeliest, in units of log-probability."""
+    return tl.maximum((largest - logits) / temperature, 0.0)
+
+
+@triton.jit
+def row_maximum_kernel(
+    logits_ptr,
+    chunk_best_ptr,
+    chunk_ids_ptr,
+    counters_ptr,
+    best_ptr,
+    best_id_ptr,
+    k_bound_ptr,
+    p_bound_ptr,
+    logits_stride,
+    vocab_size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Largest logit of each row and the lowest id that has it; sets both thresholds to "keep all"."""
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    wait_for_inputs(PDL)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocab_size
+    logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
+    logits = tl.where(logits == logits, logits, float("inf"))
+    best = tl.max(logits, axis=0)
+    tl.store(chunk_best_ptr + row * num_chunks + chunk, best)
+    best_id = tl.min(tl.where((logits == best) & inside, token, vocab_size), axis=0)
+    tl.store(chunk_ids_ptr + row * num_chunks + chunk, best_id)
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
+        index = tl.arange(0, BLOCK_C)
+        present = index < num_chunks
+        bests = tl.load(chunk_best_ptr + row * num_chunks + index, present, float("-inf"), cache_modifier=".cg")
+        ids = tl.load(chunk_ids_ptr + row * num_chunks + index, present, vocab_size, cache_modifier=".cg")
+        largest = tl.max(bests, axis=0)
+        tl.store(best_ptr + row, largest)
+        tl.store(best_id_ptr + row, tl.min(tl.where(bests == largest, ids, vocab_size), axis=0).to(tl.int64))
+        tl.store(k_bound_ptr + row, 0x7FFFFFFF)
+        tl.store(p_bound_ptr + row, 0x7FFFFFFF)
+        tl.store(counters_ptr + row, 0)
+
+
+@triton.jit
+def threshold_search_kernel(
+    logits_ptr,
+    best_ptr,
+    temperature_ptr,
+    target_ptr,
+    k_bound_ptr,
+    bound_ptr,
+    prefix_ptr,
+    remaining_ptr,
+    chunk_sums_ptr,
+    counters_ptr,
+    logits_stride,
+    vocab_size,
+    num_chunks,
+    SHIFT: tl.constexpr,
+    FIRST: tl.constexpr,
+    BY_MASS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One digit of the key of the last token kept. Rows whose filter is off, and greedy rows, leave at once."""
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    wait_for_inputs(PDL)
+    temperature = tl.load(temperature_ptr + row)
+    target = tl.load(target_ptr + row).to(tl.float32)
+    if BY_MASS:
+        active = (temperature > 0) & (target < 1.0)
+    else:
+        active = (temperature > 0) & (target > 0)
+    if not active:
+        return
+    largest = tl.load(best_ptr + row)
+    k_bound = tl.load(k_bound_ptr + row)
+    prefix = 0
+    if not FIRST:
+        prefix = tl.load(prefix_ptr + row)
+    digit_row = tl.arange(0, 16)[:, None]
+    sums = tl.zeros([16, BLOCK], tl.float32)
+    for start in range(0, CHUNK, BLOCK):
+        token = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        inside = token < vocab_size
+        logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
+        distance = _distance(logits, largest, temperature)
+        key = distance.to(tl.int32, bitcast=True)
+        # The bits above this digit must equal those found so far.
+        counts = inside & (key <= k_bound)
+        if not FIRST:
+            counts = counts & ((key >> (SHIFT + 4)) == (prefix >> (SHIFT + 4)))
+        digit = (key >> SHIFT) & 15
+        amount = tl.exp(-distance) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
+        amount = tl.where(counts, amount, 0.0)
+        sums += tl.where(digit[None, :] == digit_row, amount[None, :], 0.0)
+    sums_ptr = chunk_sums_ptr + row * num_chunks * 16
+    tl.store(sums_ptr + chunk * 16 + tl.arange(0, 16), tl.sum(sums, axis=1))
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
+        index = tl.arange(0, BLOCK_C)
+        digits = tl.arange(0, 16)
+        per_chunk = tl.load(
+            sums_ptr + index[:, None] * 16 + digits[None, :], (index < num_chunks)[:, None], 0.0, cache_modifier=".cg"
+        )
+        per_digit = tl.sum(per_chunk, axis=0)
+        if FIRST:
+            remaining = target
+            if BY_MASS:
+                remaining = target * tl.sum(per_digit, axis=0)
+        else:
+            remaining = tl.load(remaining_ptr + row)
+        reached = tl.cumsum(per_digit, axis=0)
+        # The first digit whose cumulative sum reaches what is left; rounding may leave none, then the last with any.
+        first_reaching = tl.min(tl.where((reached >= remaining) & (per_digit > 0), digits, 16), axis=0)
+        last_present = tl.max(tl.where(per_digit > 0, digits, 0), axis=0)
+        chosen = tl.where(first_reaching < 16, first_reaching, last_present)
+        prefix = prefix | (chosen << SHIFT)
+        tl.store(prefix_ptr + row, prefix)
+        tl.store(remaining_ptr + row, remaining - tl.sum(tl.where(digits < chosen, per_digit, 0.0), axis=0))
+        tl.store(counters_ptr + row, 0)
+        if SHIFT == 0:
+            tl.store(bound_ptr + row, prefix)
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr,
+    best_ptr,
+    best_id_ptr,
+    temperature_ptr,
+    min_p_ptr,
+    seeds_ptr,
+    positions_ptr,
+    k_bound_ptr,
+    p_bound_ptr,
+    chunk_mass_ptr,
+    counters_ptr,
+    out_ptr,
+    logits_stride,
+    vocab_size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Kept mass of each chunk; the last program of a row draws. Greedy rows take the likeliest token."""
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    wait_for_inputs(PDL)
+    temperature = tl.load(temperature_ptr + row)
+    if temperature <= 0:
+        if chunk == 0:
+            tl.store(out_ptr + row, tl.load(best_id_ptr + row))
+        return
+    largest = tl.load(best_ptr + row)
+    bound = tl.minimum(tl.load(k_bound_ptr + row), tl.load(p_bound_ptr + row))
+    min_p = tl.load(min_p_ptr + row)
+    row_ptr = logits_ptr + row * logits_stride
+    kept = _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, CHUNK)
+    tl.store(chunk_mass_ptr + row * num_chunks + chunk, tl.sum(kept, axis=0))
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
+        index = tl.arange(0, BLOCK_C)
+        masses = tl.load(chunk_mass_ptr + row * num_chunks + index, index < num_chunks, 0.0, cache_modifier=".cg")
+        position = tl.load(positions_ptr + row)
+        low = (position & 0xFFFFFFFF).to(tl.uint32)
+        high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+        zero = low * 0
+        word, _, _, _ = tl.philox(tl.load(seeds_ptr + row).to(tl.uint64), low, high, zero, zero)
+        uniform = (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+        cumulative = tl.cumsum(masses, axis=0)
+        wanted = uniform * tl.max(cumulative, axis=0)
+        last_chunk = tl.max(tl.where(masses > 0, index, 0), axis=0)
+        chosen = tl.min(tl.where((cumulative > wanted) & (masses > 0), index, last_chunk), axis=0)
+        before = tl.sum(tl.where(index < chosen, masses, 0.0), axis=0)
+        kept = _kept_mass(row_ptr, chosen, vocab_size, largest, temperature, bound, min_p, CHUNK)
+        token = chosen * CHUNK + tl.arange(0, CHUNK)
+        cumulative_in = tl.cumsum(kept, axis=0)
+        last_token = tl.max(tl.where(kept > 0, token, 0), axis=0)
+        drawn = tl.min(tl.where((cumulative_in > wanted - before) & (kept > 0), token, last_token), axis=0)
+        tl.store(out_ptr + row, drawn.to(tl.int64))
+        tl.store(counters_ptr + row, 0)
+
+
+@triton.jit
+def _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, CHUNK: tl.constexpr):
+    """exp(-distance) of the chunk's tokens that every filter keeps, else 0: [CHUNK] float32."""
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocab_size
+    distance = _distance(tl.load(row_ptr + token, mask=inside, other=float("-inf")), largest, temperature)
+    mass = tl.exp(-distance)
+    keep = inside & (distance.to(tl.int32, bitcast=True) <= bound) & (mass >= min_p)
+    return tl.where(keep, mass, 0.0)
+
+
+def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 2 launches, and 8 more for each of top-k and top-p."""
+    num_rows, vocab_size = logits.shape
+    device = logits.device
+    out = torch.empty(num_rows, dtype=torch.int64, device=device)
+    if num_rows == 0:
+        return out
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    grid = (num_rows, num_chunks)
+    sizes = (logits.stride(0), vocab_size, num_chunks)
+    counters = arrival_counters(device, num_rows)
+    best = torch.empty(num_rows, dtype=torch.float32, device=device)
+    best_id = torch.empty(num_rows, dtype=torch.int64, device=device)
+    bounds = torch.empty(2, num_rows, dtype=torch.int32, device=device)
+    prefix = torch.empty(num_rows, dtype=torch.int32, device=device)
+    remaining = torch.empty(num_rows, dtype=torch.float32, device=device)
+    sums = torch.empty(num_rows, num_chunks, 16, dtype=torch.float32, device=device)
+    chunk_ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
+    shape = {"CHUNK": CHUNK, "BLOCK_C": triton.next_power_of_2(num_chunks), "num_warps": 8, **dependent_launch(logits)}
+    row_maximum_kernel[grid](logits, sums, chunk_ids, counters, best, best_id, bounds[0], bounds[1], *sizes, **shape)
+    searches = ((params.any_top_k, params.top_k, bounds[0], False), (params.any_top_p, params.top_p, bounds[1], True))
+    for used, target, bound, by_mass in searches:
+        if not used:
+            continue
+        for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
+            threshold_search_kernel[grid](
+                logits,
+                best,
+                params.temperature,
+                target,
+                bounds[0],
+                bound,
+                prefix,
+                remaining,
+                sums,
+                counters,
+                *sizes,
+                SHIFT=shift,
+                FIRST=shift == KEY_BITS - DIGIT_BITS,
+                BY_MASS=by_mass,
+                BLOCK=SEARCH_BLOCK,
+                **shape,
+            )
+    draw_kernel[grid](
+        logits,
+        best,
+        best_id,
+        params.temperature,
+        params.min_p,
+        params.seeds,
+        params.positions,
+        bounds[0],
+        bounds[1],
+        sums,
+        counters,
+        out,
+        *sizes,
+        **shape,
+    )
+    return out
