@@ -1,9 +1,25 @@
-"""KV bookkeeping of one model (surface)."""
+"""Block tables for requests: what is cached already, what must be allocated, what comes back.
+
+available for a new table = free in the pool + idle in the prefix cache + pinned by sessions
+                            (taken in this order; only the last two cost anyone a recomputation)
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
+from runners.kv_cache.block_pool import BlockPool
+from runners.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
+from runners.kv_cache.sessions import BlockTable, Session, SessionStore
+
 
 class CacheManager:
+    """KV bookkeeping of one model. Knows tokens and blocks, not requests.
+
+    `prefix_cache` false: nothing is shared between requests; sessions work all the same.
+    """
+
     def __init__(
         self,
         num_blocks: int,
@@ -12,4 +28,209 @@ class CacheManager:
         prefix_cache: bool = True,
         session_ttl_s: float = 3600.0,
         quota_blocks: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.pool = BlockPool(num_blocks, quota_blocks)
+        self.prefix = PrefixCache(self.pool)
+        self.prefix_enabled = prefix_cache
+        self.sessions = SessionStore(session_ttl_s, self.release, self.new_table)
+        self._no_salt = root_digest("")
+
+    # --- sizes ----------------------------------------------------------------------------------------------------
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that nobody who runs or waits depends on; negative while a lowered quota is exceeded."""
+        return self.pool.quota_blocks - self.pool.num_out + self.prefix.num_idle
+
+    def set_quota(self, quota_blocks: int) -> None:
+        """Lower or raise the quota while running; idle cached blocks beyond it go at once."""
+        self.pool.set_quota(quota_blocks)
+        self.prefix.evict(max(0, self.pool.num_out - quota_blocks))
+
+    # --- tables ---------------------------------------------------------------------------------------------------
+
+    def new_table(self, cache_salt: str = "") -> BlockTable:
+        return BlockTable(root_digest(cache_salt) if cache_salt else self._no_salt)
+
+    def num_cached(
+        self, table: BlockTable, token_ids: list[int], session: Session | None = None, shared: int = 0
+    ) -> int:
+        """Tokens of `token_ids` that need no computing, were the table allocated now; at least one always does.
+
+        `shared` counts the leading tokens that `session` and `token_ids` have in common.
+        """
+        hits = len(self._hits(table, token_ids)) * self.block_tokens
+        if session is not None:
+            hits = max(hits, self._session_tokens(session, shared, len(token_ids)))
+        return hits
+
+    def allocate(
+        self,
+        table: BlockTable,
+        token_ids: list[int],
+        *,
+        headroom_blocks: int = 0,
+        session: Session | None = None,
+        shared: int = 0,
+        use_prefix: bool = True,
+    ) -> tuple[BlockTable, int] | None:
+        """A table with room for all of `token_ids`, and how many of them are cached; None when blocks do not suffice.
+
+        All or nothing. `headroom_blocks` more must remain available, so that those who run can go on. A session's own
+        table is used where it reaches further than the prefix cache. `use_prefix` false computes everything.
+        """
+        hits = self._hits(table, token_ids) if use_prefix else []
+        from_session = (
+            self._session_tokens(session, shared, len(token_ids)) if session is not None and use_prefix else 0
+        )
+        if session is not None and from_session >= max(1, len(hits) * self.block_tokens):
+            return self._allocate_after_session(session, from_session, token_ids, headroom_blocks)
+        needed = self.blocks_for(len(token_ids)) - len(hits)
+        if not self._make_room(needed, self.prefix.num_idle_among(hits) + headroom_blocks, session):
+            return None
+        if session is not None and session.table.block_ids:
+            self.release(self.sessions.take_table(session))
+        self.prefix.take(hits)
+        table.block_ids = hits + self._new_blocks(needed)
+        table.num_entered = len(hits)
+        return table, len(hits) * self.block_tokens
+
+    def _allocate_after_session(
+        self, session: Session, num_kept: int, token_ids: list[int], headroom_blocks: int
+    ) -> tuple[BlockTable, int] | None:
+        needed = self.blocks_for(len(token_ids)) - self.blocks_for(num_kept)
+        if not self._make_room(needed, headroom_blocks, session):
+            return None
+        table = self.sessions.take_table(session)
+        self.trim(table, num_kept)
+        table.block_ids += self._new_blocks(needed)
+        return table, num_kept
+
+    def extend(self, table: BlockTable) -> bool:
+        """One more block at the end; False when there is none."""
+        if self.pool.num_free == 0 and not self._make_room(1, 0, None):
+            return False
+        table.block_ids += self._new_blocks(1)
+        return True
+
+    def commit(self, table: BlockTable, token_ids: list[int], num_computed: int) -> None:
+        """The KV of the first `num_computed` tokens is certain: make the blocks they fill known to the prefix cache."""
+        if not self.prefix_enabled:
+            return
+        num_full = num_computed // self.block_tokens
+        if num_full <= table.num_entered:
+            return
+        self._extend_digests(table, token_ids, num_full)
+        for index in range(table.num_entered, num_full):
+            self.prefix.enter(table.block_ids[index], table.digests[index])
+        table.num_entered = num_full
+
+    def forget(self, table: BlockTable) -> None:
+        """The KV of this table may be wrong: no later prompt may find its blocks, except those that others read."""
+        for block_id in table.block_ids:
+            if self.pool.references(block_id) == 2:
+                self.prefix.forget(block_id)
+        table.num_entered = len(table.block_ids)
+
+    def trim(self, table: BlockTable, num_tokens: int) -> int:
+        """Give back what lies beyond `num_tokens`; returns how many keep their KV.
+
+        That is fewer when the last block is not the table's alone to write: it goes too, and is computed again.
+        """
+        kept = self._writable_from(table, num_tokens)
+        blocks = self.blocks_for(kept)
+        self._release_blocks(table.block_ids[blocks:])
+        del table.block_ids[blocks:]
+        full = kept // self.block_tokens
+        del table.digests[full:]
+        table.num_entered = min(table.num_entered, full)
+        return kept
+
+    def trim_ended_turn(self, request_id: str, keep_tokens: int) -> None:
+        """Shorten the session whose last turn was this request's to `keep_tokens` generated tokens, if there is one."""
+        session = self.sessions.ended_turn(request_id)
+        if session is not None:
+            self.sessions.shorten(session, session.last_prompt_tokens + keep_tokens, self.trim)
+
+    def release(self, table: BlockTable) -> None:
+        """All blocks of the table come back; known ones stay in the prefix cache until they are evicted."""
+        self._release_blocks(table.block_ids)
+        table.block_ids = []
+        table.num_entered = 0
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _hits(self, table: BlockTable, token_ids: list[int]) -> list[int]:
+        if not self.prefix_enabled or self.prefix.num_known == 0:
+            return []
+        # The last token is never taken from the cache: its logits are wanted.
+        num_full = (len(token_ids) - 1) // self.block_tokens
+        self._extend_digests(table, token_ids, num_full)
+        return self.prefix.match(table.digests[:num_full] if len(table.digests) > num_full else table.digests)
+
+    def _extend_digests(self, table: BlockTable, token_ids: list[int], num_full: int) -> None:
+        digests, size = table.digests, self.block_tokens
+        known = len(digests)
+        if known >= num_full:
+            return
+        parent = digests[-1] if digests else table.root
+        packed = array("i", token_ids[known * size : num_full * size]).tobytes()
+        width = 4 * size
+        for start in range(0, len(packed), width):
+            parent = block_digest(parent, packed[start : start + width])
+            digests.append(parent)
+
+    def _session_tokens(self, session: Session, shared: int, num_tokens: int) -> int:
+        return self._writable_from(session.table, min(shared, session.num_computed, num_tokens - 1))
+
+    def _writable_from(self, table: BlockTable, num_tokens: int) -> int:
+        """`num_tokens`, or the start of its block when writing on from there would alter a block others may read."""
+        block, offset = divmod(num_tokens, self.block_tokens)
+        if offset and block < len(table.block_ids):
+            block_id = table.block_ids[block]
+            if self.prefix.knows(block_id) or self.pool.references(block_id) > 1:
+                return num_tokens - offset
+        return num_tokens
+
+    def _make_room(self, needed: int, beside: int, keep: Session | None) -> bool:
+        """Evict and reclaim until `needed` blocks are free and `beside` more would be available."""
+        missing = needed + beside - self.num_available
+        if missing > 0:
+            if missing > self.sessions.num_pinned_blocks:
+                return False
+            while self.num_available < needed + beside:
+                if not self.sessions.reclaim(keep):
+                    return False
+        return True
+
+    def _new_blocks(self, count: int) -> list[int]:
+        """`count` blocks after `_make_room` has said yes."""
+        if count > self.pool.num_free:
+            self.prefix.evict(count - (self.pool.quota_blocks - self.pool.num_out))
+        block_ids = self.pool.allocate(count)
+        assert block_ids is not None, "room was made for these blocks"
+        return block_ids
+
+    def _release_blocks(self, block_ids: list[int]) -> None:
+        # From the end: a block is to become idle, and be evicted, before its parent.
+        for block_id in reversed(block_ids):
+            if self.pool.release(block_id) == 1:
+                self.prefix.released(block_id)
+
+    def check_invariants(self, tables: Iterable[BlockTable]) -> None:
+        """AssertionError unless `tables`, sessions and prefix cache account for every reference to every block."""
+        self.pool.check_invariants()
+        self.prefix.check_invariants()
+        holders = [0] * self.pool.num_blocks
+        for table in [*tables, *self.sessions.tables()]:
+            assert len(set(table.block_ids)) == len(table.block_ids), "a block is twice in one table"
+            for block_id in table.block_ids:
+                holders[block_id] += 1
+        for block_id, count in enumerate(holders):
+            known = self.prefix.knows(block_id)
+            assert self.pool.references(block_id) == count + known, f"block {block_id}: references and holders differ"
+            assert count <= 1 or known, f"block {block_id} is in {count} tables without the prefix cache"

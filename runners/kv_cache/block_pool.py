@@ -1,0 +1,83 @@
+"""Which KV blocks are free, and how many hold each of the others.
+
+Block ids run from 0 to `num_blocks - 1`; one id stands for that block in every layer. Free blocks are handed out
+last freed first: deterministic, and the one freed last is the likeliest to be in the device's caches still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Reference-counted block ids under a quota. Every operation costs O(1) a block.
+
+    `quota_blocks` bounds the blocks out of the pool (referenced by a table or by the prefix cache). It may be lowered
+    below what is out: nothing is taken away, but nothing is handed out either until enough has come back.
+    """
+
+    def __init__(self, num_blocks: int, quota_blocks: int | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: block 0 first
+        self._quota_blocks = num_blocks
+        if quota_blocks is not None:
+            self.set_quota(quota_blocks)
+
+    @property
+    def quota_blocks(self) -> int:
+        return self._quota_blocks
+
+    def set_quota(self, quota_blocks: int) -> None:
+        """Bound the blocks out at once. ValueError outside `1..num_blocks`."""
+        if not 1 <= quota_blocks <= self.num_blocks:
+            raise ValueError(f"quota of {quota_blocks} blocks outside 1..{self.num_blocks}")
+        self._quota_blocks = quota_blocks
+
+    @property
+    def num_out(self) -> int:
+        """Blocks that someone refers to."""
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` would hand out now; 0 while more are out than the quota allows."""
+        return max(0, self._quota_blocks - self.num_out)
+
+    def references(self, block_id: int) -> int:
+        return self._references[block_id]
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks with one reference each, or None (and nothing changed) when there are fewer."""
+        if count > self.num_free:
+            return None
+        block_ids = [self._free.pop() for _ in range(count)]
+        for block_id in block_ids:
+            self._references[block_id] = 1
+        return block_ids
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One more reference each. ValueError on a free block."""
+        for block_id in block_ids:
+            if self._references[block_id] == 0:
+                raise ValueError(f"block {block_id} is free")
+            self._references[block_id] += 1
+
+    def release(self, block_id: int) -> int:
+        """One reference less; returns those left, and the block is free at 0. ValueError on a free block."""
+        left = self._references[block_id] - 1
+        if left < 0:
+            raise ValueError(f"block {block_id} is free")
+        self._references[block_id] = left
+        if left == 0:
+            self._free.append(block_id)
+        return left
+
+    def check_invariants(self) -> None:
+        """AssertionError when free list and reference counts disagree."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is twice in the free list"
+        for block_id, references in enumerate(self._references):
+            assert (references == 0) == (block_id in free), f"block {block_id}: {references} references and free"
