@@ -89,8 +89,9 @@ class Exchange:
             raise ClientGoneError
         finally:
             watcher.cancel()
-            task.cancel()
-            await asyncio.gather(task, watcher, return_exceptions=True)
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def _disconnected(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":

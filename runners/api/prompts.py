@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ MAX_PROMPTS = 2048
 # A text of this length takes about 1 ms; the hand-over to a thread and back costs about 0.1 ms.
 INLINE_CHARS = 2000
 
-_RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+_RESERVED_TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 ResultT = TypeVar("ResultT")
 
@@ -142,57 +141,44 @@ async def render_chat(
             return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
         return Prompt(tokenizer.encode_chat(text), text)
 
-    return await threads.run(sum(len(message["content"]) for message in messages), render)
+    return await threads.run(sum(len(str(message.get("content"))) for message in messages), render)
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """One message as templates expect it: text content, call arguments as objects. Other keys pass through."""
-    role = message.get("role")
+    """One message with its shape checked; the template's side brings content and calls into the template's form."""
+    role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
     if not isinstance(role, str) or not role:
         raise _message_error(index, "needs a 'role' that is a string")
-    content = message.get("content")
     if isinstance(content, list):
-        content = "\n".join(_part_text(index, part) for part in content)
-    elif content is None and (message.get("tool_calls") or message.get("function_call")):
-        content = ""
-    elif not isinstance(content, str):
+        for part in content:
+            _check_part(index, part)
+    elif not isinstance(content, str) and not (content is None and calls):
         raise _message_error(index, "needs 'content' that is a string or a list of text parts")
-    rendered = {**message, "role": "system" if role == "developer" else role, "content": content}
-    if rendered.get("tool_calls") is not None:
-        rendered["tool_calls"] = _tool_calls(index, rendered["tool_calls"])
-    return rendered
+    if calls is not None:
+        _check_tool_calls(index, calls)
+    # "developer" is OpenAI's newer name for "system"; templates know only the old one.
+    return {**message, "role": "system"} if role == "developer" else message
 
 
 def _message_error(index: int, fault: str) -> InvalidRequestError:
     return InvalidRequestError(f"Invalid value for 'messages': message {index} {fault}.", param="messages")
 
 
-def _part_text(index: int, part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+def _check_part(index: int, part: Any) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
         raise unsupported("messages", f"Content part of type {kind[:40]!r} (message {index})")
-    raise _message_error(index, "has a content part that is not {'type': 'text', 'text': …}")
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise _message_error(index, "has a content part that is not {'type': 'text', 'text': …}")
 
 
-def _tool_calls(index: int, calls: Any) -> list[dict[str, Any]]:
+def _check_tool_calls(index: int, calls: Any) -> None:
     if not isinstance(calls, list):
         raise _message_error(index, "has 'tool_calls' that is no list")
-    result = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _message_error(index, "has a tool call without a function name")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            # Templates write `arguments | tojson`: the client's JSON text would come out quoted twice.
-            try:
-                arguments = json.loads(arguments) if arguments else {}
-            except (ValueError, RecursionError):
-                raise _message_error(index, "has tool call arguments that are no JSON") from None
-        result.append({**call, "function": {**function, "arguments": arguments}})
-    return result
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
@@ -47,9 +47,8 @@ def _integer(name: str, value: int | None, default: int, low: int, high: int) ->
     raise InvalidRequestError(f"Invalid value for '{name}': must be an integer from {low} to {high}.", param=name)
 
 
-def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """InvalidRequestError on the first id outside 0 … vocab_size - 1."""
-    ids = list(ids)
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
         raise InvalidRequestError(

@@ -93,8 +93,9 @@ async def test_tools_reach_the_template(server: Server) -> None:
 
 
 async def test_template_variables(server: Server) -> None:
-    error = await server.refusal(CHAT, messages=MESSAGES, chat_template_kwargs={"messages": []})
-    assert error["param"] == "chat_template_kwargs"
+    for name in ("messages", "tools", "self", "add_generation_prompt"):
+        error = await server.refusal(CHAT, messages=MESSAGES, chat_template_kwargs={name: []})
+        assert error["param"] == "chat_template_kwargs"
     assert await server.answer(CHAT, messages=MESSAGES, chat_template_kwargs={"thinking": False}, max_tokens=1)
 
 

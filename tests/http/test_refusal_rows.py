@@ -181,7 +181,6 @@ BAD_MESSAGES: list[Any] = [
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
     [{"role": "assistant", "content": None, "tool_calls": "x"}],
     [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}],
-    [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
 ]
 
 

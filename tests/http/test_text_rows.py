@@ -78,6 +78,16 @@ async def test_row_05_sentencepiece_spaces(sentencepiece_server: Server) -> None
     assert answer["prompt"].endswith(whole)
 
 
+async def test_row_07_special_tokens_keep_the_space_that_follows(server: Server) -> None:
+    text = "one<|im_end|> two <|im_start|>  three"
+    ids = await server.tokenize(text)
+    answer = await server.answer("/detokenize", tokens=ids)
+    assert answer["prompt"] == text
+    assert await server.tokenize(answer["prompt"]) == ids
+    if server.engine is not None:
+        assert IM_END in ids
+
+
 @pytest.mark.parametrize("include", [False, True])
 async def test_row_09_stop_string_inside_a_token(server: Server, include: bool) -> None:
     server.script(Reply([PARIS, *ids_of(" is a city")]))
