@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import resource
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,6 +21,8 @@ from runners.api.settings import ApiSettings
 from runners.messages import EngineInput, EngineStats, ModelInfo, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
 from runners.request_stream import OutputChunk, RequestStream
+from runners.text.assets import TextAssets
+from runners.text.chat_template import CHATML_TEMPLATE, ChatTemplate
 from runners.text.pieces import BYTE_LEVEL_ALPHABET, pieces_of
 from runners.text.tokenizer import Tokenizer
 
@@ -40,13 +41,6 @@ def byte_tokenizer() -> Tokenizer:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     backend.decoder = tokenizers.decoders.ByteLevel()
     return Tokenizer(pieces_of(backend, "benchmark"))
-
-
-@dataclass
-class Text:
-    tokenizer: Tokenizer
-    chat_template: None = None
-    eos_token_ids: frozenset[int] = frozenset()
 
 
 class PacedEngine:
@@ -84,7 +78,8 @@ class PacedEngine:
 async def measure(fields: dict[str, Any], num_streams: int, num_tokens: int) -> float:
     """CPU microseconds of this process per event."""
     engine = PacedEngine(num_streams)
-    app = create_app(ApiSettings(), engine, {"m": Text(byte_tokenizer())})  # type: ignore[arg-type, dict-item]
+    assets = TextAssets(byte_tokenizer(), ChatTemplate(CHATML_TEMPLATE), frozenset(), None)
+    app = create_app(ApiSettings(), engine, {"m": assets})
     body = msgspec.json.encode({"prompt": [65] * 23, "max_tokens": num_tokens, "stream": True, **fields})
     num_bodies = 0
 

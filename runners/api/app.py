@@ -21,12 +21,13 @@ from runners.api.completions import Completions
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.errors import error_body
 from runners.api.health import Health, Live, Ready, Version
-from runners.api.interfaces import Engine, TextAssets
+from runners.api.interfaces import Engine
 from runners.api.models import Models
 from runners.api.prompts import TextThreads
 from runners.api.settings import ApiSettings
 from runners.api.tokenize import Detokenize, Tokenize
 from runners.errors import MethodNotAllowedError, NotFoundError, WavelaneError
+from runners.text.assets import TextAssets
 
 
 class UnknownPath(Endpoint):

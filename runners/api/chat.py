@@ -8,13 +8,13 @@ import msgspec
 
 from runners.api.generation import Choice, Delta
 from runners.api.generation_endpoint import Generation, GenerationEndpoint
-from runners.api.interfaces import TextAssets
 from runners.api.logprobs import chat_logprobs, prompt_logprobs
 from runners.api.prompts import Prompt, render_chat
 from runners.api.protocol import ChatCompletionRequest, RequestParser
 from runners.api.sse import EventTemplate
 from runners.api.validation import check_token_ids
 from runners.messages import ModelInfo
+from runners.text.assets import TextAssets
 
 
 class ChatCompletions(GenerationEndpoint[ChatCompletionRequest]):

@@ -9,12 +9,12 @@ import msgspec
 
 from runners.api.generation import Choice, Delta
 from runners.api.generation_endpoint import Generation, GenerationEndpoint
-from runners.api.interfaces import TextAssets
 from runners.api.logprobs import CompletionLogprobs, prompt_logprobs
 from runners.api.prompts import Prompt, encode_prompts, split_prompts
 from runners.api.protocol import CompletionRequest, RequestParser
 from runners.api.sse import EventTemplate
 from runners.messages import ModelInfo, TokenLogprobs
+from runners.text.assets import TextAssets
 
 
 class Completions(GenerationEndpoint[CompletionRequest]):

@@ -19,10 +19,11 @@ from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
 from runners.api.errors import Headers, as_wavelane_error, error_body, error_headers
-from runners.api.interfaces import Engine, TextAssets
+from runners.api.interfaces import Engine
 from runners.api.settings import ApiSettings
 from runners.errors import EngineUnavailableError, MethodNotAllowedError, ModelNotFoundError, PayloadTooLargeError
 from runners.messages import ModelInfo
+from runners.text.assets import TextAssets
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 from runners.api import validation
 from runners.api.endpoint import Endpoint, Exchange, new_id
 from runners.api.generation import Choice, Delta, TextOptions
-from runners.api.interfaces import TextAssets
 from runners.api.logprobs import TokenTexts
-from runners.api.prompts import Prompt, TextThreads, require_tokenizer
+from runners.api.prompts import Prompt, TextThreads, require_text
 from runners.api.protocol import GenerationFields, RequestParser, unknown_fields_warning
 from runners.api.sse import EventTemplate, data_event, stream_choices
 from runners.messages import ModelInfo
 from runners.request import SamplingParams
+from runners.text.assets import TextAssets
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
@@ -139,7 +139,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
     def _text_options(self, request: RequestT, info: ModelInfo, assets: TextAssets | None) -> TextOptions:
         stops = validation.stop_strings(request)
         if stops:
-            require_tokenizer(assets, "stop")
+            require_text(assets, "stop")
         eos_token_ids = frozenset(info.eos_token_ids)
         return TextOptions(
             tokenizer=None if assets is None else assets.tokenizer,

@@ -1,17 +1,12 @@
-"""What the HTTP layer asks of the engine client and of the text side, as protocols.
-
-`runners.engine_client` and `runners.text` satisfy them; tests put scripted ones in their place.
-"""
+"""What the HTTP layer asks of the engine client, as protocols: tests put a scripted one in its place."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Protocol
 
 from runners.messages import EngineStats, ModelInfo, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
-from runners.text.tokenizer import Tokenizer
 
 
 class OutputChunk(Protocol):
@@ -79,26 +74,3 @@ class Engine(Protocol):
         append_to_session: bool = False,
         cache_salt: str = "",
     ) -> RequestStream: ...
-
-
-class ChatTemplate(Protocol):
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str: ...
-
-
-class TextAssets(Protocol):
-    """Tokenizer, template and end markers of one model; both may be missing."""
-
-    @property
-    def tokenizer(self) -> Tokenizer | None: ...
-    @property
-    def chat_template(self) -> ChatTemplate | None: ...
-    @property
-    def eos_token_ids(self) -> AbstractSet[int]: ...

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from runners.api.interfaces import TextAssets
 from runners.api.protocol import ChatFields
 from runners.api.validation import check_token_ids, unsupported
 from runners.errors import InvalidRequestError
+from runners.text.assets import TextAssets
 from runners.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 2048
@@ -44,15 +44,15 @@ class TextThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
 
-def require_tokenizer(assets: TextAssets | None, param: str) -> Tokenizer:
-    """InvalidRequestError for a model that runs on token ids alone."""
+def require_text(assets: TextAssets | None, param: str) -> tuple[TextAssets, Tokenizer]:
+    """The assets and their tokenizer; InvalidRequestError for a model that runs on token ids alone."""
     if assets is None or assets.tokenizer is None:
         raise InvalidRequestError(
             "This model has no tokenizer: send the prompt as token ids to /v1/completions.",
             param=param,
             code="no_tokenizer",
         )
-    return assets.tokenizer
+    return assets, assets.tokenizer
 
 
 def split_prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | list[int]]:
@@ -88,7 +88,7 @@ async def encode_prompts(
 ) -> list[Prompt]:
     """Each prompt as ids, checked against the vocabulary."""
     if isinstance(prompts[0], str):
-        tokenizer = require_tokenizer(assets, "prompt")
+        _, tokenizer = require_text(assets, "prompt")
         texts = [str(prompt) for prompt in prompts]
 
         def encode() -> list[list[int]]:
@@ -121,10 +121,7 @@ async def render_chat(
     messages = [_message(index, message) for index, message in enumerate(request.messages or ())]
     if not messages:
         raise InvalidRequestError("Missing required field: 'messages' must not be empty.", param="messages")
-    tokenizer = require_tokenizer(assets, "messages")
-    template = assets.chat_template if assets is not None else None
-    if template is None:
-        raise InvalidRequestError("This model has no chat template.", param="messages", code="no_chat_template")
+    assets, tokenizer = require_text(assets, "messages")
     variables = request.chat_template_kwargs or {}
     if reserved := _RESERVED_TEMPLATE_NAMES.intersection(variables):
         raise InvalidRequestError(
@@ -134,7 +131,7 @@ async def render_chat(
     tools = _tools(request.tools) if with_tools else None
 
     def render() -> Prompt:
-        text = template.render(
+        text = assets.chat_template.render(
             messages, tools=tools, add_generation_prompt=opens_turn, continue_final_message=continues, **variables
         )
         if request.add_special_tokens is False:

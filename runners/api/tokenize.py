@@ -8,7 +8,7 @@ import msgspec
 
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.logprobs import TokenTexts
-from runners.api.prompts import TextThreads, render_chat, require_tokenizer
+from runners.api.prompts import TextThreads, render_chat, require_text
 from runners.api.protocol import DetokenizeRequest, RequestParser, TokenizeRequest, unknown_fields_warning
 from runners.api.validation import check_token_ids
 from runners.errors import InvalidRequestError
@@ -25,7 +25,7 @@ class Tokenize(Endpoint):
             exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
         _, info = self.model(request.model)
         assets = self.text_assets(info)
-        tokenizer = require_tokenizer(assets, "prompt" if request.messages is None else "messages")
+        _, tokenizer = require_text(assets, "prompt" if request.messages is None else "messages")
         threads: TextThreads = self._state.threads
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequestError("Send either 'prompt' or 'messages'.", param="prompt")
@@ -51,7 +51,7 @@ class Detokenize(Endpoint):
         if unknown:
             exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
         _, info = self.model(request.model)
-        tokenizer = require_tokenizer(self.text_assets(info), "tokens")
+        _, tokenizer = require_text(self.text_assets(info), "tokens")
         if request.tokens is None:
             raise InvalidRequestError("Missing required field: 'tokens'.", param="tokens")
         check_token_ids(request.tokens, info.vocab_size, "tokens")

@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from runners.text.loader import load_text
 from starlette.applications import Starlette
 
 from runners.api.app import create_app
 from runners.api.settings import ApiSettings
 from runners.request import SamplingParams
+from runners.text.assets import load_text
 from tests.support.scripted_engine import Reply, ScriptedEngine, model_info
 
 Script = Reply | Callable[[list[int], SamplingParams], Reply]
@@ -94,7 +94,7 @@ def scripted_app(
     folder: Path | None, *, eos_token_ids: list[int], max_context: int = 2048
 ) -> tuple[Starlette, ScriptedEngine]:
     """Our app with a scripted engine and the text side of `folder`; without a folder a model of 300 bare ids."""
-    assets = None if folder is None else load_text(folder, None, None)
+    assets = None if folder is None else load_text(folder)
     vocab_size = 300 if assets is None or assets.tokenizer is None else assets.tokenizer.vocab_size
     info = model_info(vocab_size=vocab_size, max_context=max_context, eos_token_ids=eos_token_ids)
     engine = ScriptedEngine(info=info)
