@@ -157,7 +157,8 @@ class Stepper:
                 pool = live.cache.pool
                 message = (
                     f"The KV cache is exhausted: {len(request.token_ids)} tokens fill "
-                    f"{len(request.table.block_ids)} of {pool.quota_blocks} blocks of {live.cache.block_tokens} tokens, and nobody else holds any."
+                    f"{len(request.table.block_ids)} of {pool.quota_blocks} blocks of "
+                    f"{live.cache.block_tokens} tokens, and nobody else holds any."
                 )
                 live.fail(request, OutputError(message, "kv_cache_exhausted"), now)
             else:
