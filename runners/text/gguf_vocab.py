@@ -27,19 +27,25 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "tokenizer.ggml."
 _CACHE_FORMAT = 1  # part of the cache key: raise it when derive_merges changes
+_DEFAULT_EOS = {"llama": 2}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 # Tokens that end a turn or a text, by spelling: files often name only one of them. Not </s>: an HTML tag in Gemma.
 _END_TOKENS = frozenset(
-    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>"]
-    + ["<end_of_turn>", "<end_of_utterance>", "<eos>", "<EOT>", "_<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>"]
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<eos>"),
+        *("<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
 )
 # Fill-in-the-middle marks: control tokens even where a converter typed them as normal.
 _FILL_TOKENS = frozenset(
-    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>"]
-    + ["<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
-    + ["<|file_sep|>", "<fim_pad>", "<reponame>", "<PRE>", "<SUF>", "<MID>", "<PAD>"]
-    + ["\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"]
+    {
+        *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>"),
+        *("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        *("<|file_sep|>", "<fim_pad>", "<reponame>", "<PRE>", "<SUF>", "<MID>", "<PAD>"),
+        *("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    }
 )
 
 
@@ -80,15 +86,26 @@ def convert_vocabulary(metadata: Mapping[str, Any], where: str, digest: str) -> 
         rule = _pre_rule(reader)
         backend = _byte_level_backend(table, reader.strings("merges"), rule)
         pieces = Pieces(_with_added_tokens(backend, table, metadata), Spelling.BYTE_LEVEL)
-        return _finish(reader, table, pieces, add_bos=rule.add_bos, bos_id=None, eos_id=None)
+        return _finish(reader, table, pieces, add_bos=rule.add_bos, bos_id=None)
     if model == "llama":
         table = _read_table(reader)
         add_prefix = reader.flag("add_space_prefix", True)
         backend = _sentencepiece_backend(reader, table, add_prefix, digest)
         prefix = PrefixSpace.AFTER_ADDED_TOKENS if add_prefix else PrefixSpace.NONE
         pieces = Pieces(_with_added_tokens(backend, table, metadata), Spelling.SENTENCEPIECE, prefix)
-        return _finish(reader, table, pieces, add_bos=True, bos_id=1, eos_id=2)
+        return _finish(reader, table, pieces, add_bos=True, bos_id=1)
     raise StartupError(f"{where}: {_PREFIX}model {model!r} is not supported (gpt2 and llama are)")
+
+
+def gguf_end_tokens(file: GGUFFile) -> frozenset[int]:
+    """Ids that end a text, without converting the vocabulary. Raises StartupError as `gguf_vocabulary` does."""
+    reader = _Metadata(file.metadata, str(file.path))
+    model = reader.text("model", "none")
+    if model in ("none", "no_vocab"):
+        return frozenset()
+    table = _read_table(reader)
+    eos_id = reader.token_id("eos_token_id", _DEFAULT_EOS.get(model), len(table.tokens))
+    return _end_tokens(reader, table, eos_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +238,10 @@ def _with_added_tokens(
     return backend
 
 
-def _finish(
-    reader: _Metadata, table: _Table, pieces: Pieces, *, add_bos: bool, bos_id: int | None, eos_id: int | None
-) -> GGUFVocabulary:
+def _finish(reader: _Metadata, table: _Table, pieces: Pieces, *, add_bos: bool, bos_id: int | None) -> GGUFVocabulary:
     size = len(table.tokens)
     bos_id = reader.token_id("bos_token_id", bos_id, size)
-    eos_id = reader.token_id("eos_token_id", eos_id, size)
-    ends = {eos_id, *(reader.token_id(key, None, size) for key in ("eot_token_id", "eom_token_id"))} - {None}
-    ends.update(token_id for token_id in table.ids_of_types(_CONTROL) if table.tokens[token_id] in _END_TOKENS)
+    eos_id = reader.token_id("eos_token_id", _DEFAULT_EOS.get(reader.text("model", "")), size)
     tokenizer = Tokenizer(
         pieces,
         bos_id=bos_id,
@@ -242,7 +255,14 @@ def _finish(
         "pad_token": reader.token_id("padding_token_id", None, size),
     }
     texts = {name: table.tokens[token_id] for name, token_id in named.items() if token_id is not None}
-    return GGUFVocabulary(tokenizer, frozenset(token_id for token_id in ends if token_id is not None), texts)
+    return GGUFVocabulary(tokenizer, _end_tokens(reader, table, eos_id), texts)
+
+
+def _end_tokens(reader: _Metadata, table: _Table, eos_id: int | None) -> frozenset[int]:
+    size = len(table.tokens)
+    named = [eos_id, reader.token_id("eot_token_id", None, size), reader.token_id("eom_token_id", None, size)]
+    spelled = [token_id for token_id in table.ids_of_types(_CONTROL) if table.tokens[token_id] in _END_TOKENS]
+    return frozenset(token_id for token_id in [*named, *spelled] if token_id is not None)
 
 
 def _header_digest(file: GGUFFile) -> str:
