@@ -10,9 +10,7 @@ BLOCK = 256
 
 
 @triton.jit
-def add_logit_bias_kernel(
-    out_ptr, row_ids_ptr, token_ids_ptr, bias_ptr, vocab_size, num_entries, BLOCK: tl.constexpr
-):
+def add_logit_bias_kernel(out_ptr, row_ids_ptr, token_ids_ptr, bias_ptr, vocab_size, num_entries, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < num_entries
     row = tl.load(row_ids_ptr + entry, mask=inside, other=0)

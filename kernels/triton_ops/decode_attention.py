@@ -31,7 +31,7 @@ def capped(scores, soft_cap):
     return soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "window"])
 def decode_attention_kernel(
     q_ptr,
     key_ptr,
@@ -50,6 +50,7 @@ def decode_attention_kernel(
     soft_cap,
     window,
     eps,
+    num_splits,
     q_stride,
     cos_sin_stride,
     table_stride,
@@ -64,7 +65,6 @@ def decode_attention_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -87,7 +87,7 @@ def decode_attention_kernel(
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(context - window, 0)
-    span = tl.cdiv(tl.cdiv(context - first, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    span = tl.cdiv(tl.cdiv(context - first, num_splits), BLOCK_N) * BLOCK_N
     begin = first + split * span
     end = tl.minimum(begin + span, context)
     if begin >= context:
@@ -153,7 +153,7 @@ def decode_attention_kernel(
     else:
         ROW: tl.constexpr = BLOCK_D + 2
         pair = sequence * NUM_KV_HEADS + kv_head
-        partial = partial_ptr + (pair * NUM_SPLITS * GROUP + group) * ROW
+        partial = partial_ptr + (pair * num_splits * GROUP + group) * ROW
         mine = partial + split * (GROUP * ROW)
         tl.store(mine[:, None] + lane[None, :], values, mask=in_group[:, None])
         tl.store(mine + BLOCK_D, maximum, mask=in_group)
@@ -193,13 +193,9 @@ class Rotation:
 
 
 def num_context_splits(num_programs: int, max_context_len: int, block_n: int, multiprocessors: int) -> int:
-    """How many programs share one context: enough for two a multiprocessor, each with at least two blocks of tokens.
-
-    A power of two, so that few variants are compiled.
-    """
+    """How many programs share one context: enough for two a multiprocessor, each with at least two blocks of tokens."""
     wanted = triton.cdiv(2 * multiprocessors, max(1, num_programs))
-    useful = max(1, max_context_len // (2 * block_n))
-    return triton.next_power_of_2(min(wanted, useful, 64) // 2 + 1) if min(wanted, useful) > 1 else 1
+    return max(1, min(wanted, max_context_len // (2 * block_n), 64))
 
 
 def decode_attention(
@@ -256,6 +252,7 @@ def decode_attention(
         soft_cap or 0.0,
         sliding_window or 0,
         rotation.eps if rotation else 0.0,
+        num_splits,
         q.stride(0),
         rotation.cos_sin.stride(0) if rotation else 0,
         block_tables.stride(0),
@@ -270,7 +267,6 @@ def decode_attention(
         BLOCK_D=block_d,
         BLOCK_TOKENS=key_cache.shape[2],
         BLOCK_N=block_n,
-        NUM_SPLITS=num_splits,
         STAGES=stages,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,

@@ -84,7 +84,7 @@ def _attend_blocks(
     return maximum, total, values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def prefill_attention_kernel(
     q_ptr,
     key_ptr,

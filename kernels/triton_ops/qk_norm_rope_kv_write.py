@@ -56,7 +56,18 @@ def qk_norm_rope_kv_write_kernel(
     second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
     if HAS_Q_NORM or HAS_K_NORM:
         first, second = _norm_heads(
-            first, second, is_query, is_key, q_norm_ptr, k_norm_ptr, pair, in_pair, eps, HEAD_DIM, HAS_Q_NORM, HAS_K_NORM
+            first,
+            second,
+            is_query,
+            is_key,
+            q_norm_ptr,
+            k_norm_ptr,
+            pair,
+            in_pair,
+            eps,
+            HEAD_DIM,
+            HAS_Q_NORM,
+            HAS_K_NORM,
         )
         # The reference rounds between norm and rotation.
         first = first.to(qkv_ptr.dtype.element_ty).to(tl.float32)

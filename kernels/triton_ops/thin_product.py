@@ -34,7 +34,7 @@ def _prefetch_band(weight_ptr, first_row, in_features, k_begin, BLOCK_N: tl.cons
     _prefetch(weight_ptr + row.to(tl.int64)[:, None] * in_features + column[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def thin_product_kernel(
     x_ptr,
     weight_ptr,
@@ -180,7 +180,9 @@ def thin_product(
     """
     num_rows, in_features = x.shape
     out_features = out.shape[1]
-    block_m = max(8, triton.next_power_of_2(num_rows)) if tiling.weights_first else max(16, triton.next_power_of_2(num_rows))
+    block_m = (
+        max(8, triton.next_power_of_2(num_rows)) if tiling.weights_first else max(16, triton.next_power_of_2(num_rows))
+    )
     bands = triton.cdiv(out_features, tiling.block_n)
     gated = activation != ""
     partial_size = bands * tiling.split_k * (2 if gated else 1) * block_m * tiling.block_n if tiling.split_k > 1 else 1
