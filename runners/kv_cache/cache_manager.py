@@ -41,6 +41,13 @@ class CacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
+    def too_large(self, num_tokens: int) -> str:
+        """Why a sequence of so many tokens can never run, in numbers."""
+        return (
+            f"{num_tokens} tokens need {self.blocks_for(num_tokens)} KV blocks of {self.block_tokens} tokens, "
+            f"but the quota is {self.pool.quota_blocks} blocks."
+        )
+
     @property
     def num_available(self) -> int:
         """Blocks that nobody who runs or waits depends on; negative while a lowered quota is exceeded."""
@@ -90,9 +97,11 @@ class CacheManager:
         if session is not None and from_session >= max(1, len(hits) * self.block_tokens):
             return self._allocate_after_session(session, from_session, token_ids, headroom_blocks)
         needed = self.blocks_for(len(token_ids)) - len(hits)
-        if not self._make_room(needed, self.prefix.num_idle_among(hits) + headroom_blocks, session):
+        given_up = session.table.block_ids if session is not None else []
+        room = needed + self.prefix.num_idle_among(hits) + headroom_blocks - self._num_gained(given_up, hits)
+        if not self._make_room(room, session):
             return None
-        if session is not None and session.table.block_ids:
+        if session is not None and given_up:
             self.release(self.sessions.take_table(session))
         self.prefix.take(hits)
         table.block_ids = hits + self._new_blocks(needed)
@@ -102,8 +111,10 @@ class CacheManager:
     def _allocate_after_session(
         self, session: Session, num_kept: int, token_ids: list[int], headroom_blocks: int
     ) -> tuple[BlockTable, int] | None:
-        needed = self.blocks_for(len(token_ids)) - self.blocks_for(num_kept)
-        if not self._make_room(needed, headroom_blocks, session):
+        kept_blocks = self.blocks_for(num_kept)
+        needed = self.blocks_for(len(token_ids)) - kept_blocks
+        gained = self._num_gained(session.table.block_ids[kept_blocks:], [])
+        if not self._make_room(needed + headroom_blocks - gained, session):
             return None
         table = self.sessions.take_table(session)
         self.trim(table, num_kept)
@@ -112,7 +123,7 @@ class CacheManager:
 
     def extend(self, table: BlockTable) -> bool:
         """One more block at the end; False when there is none."""
-        if self.pool.num_free == 0 and not self._make_room(1, 0, None):
+        if self.pool.num_free == 0 and not self._make_room(1, None):
             return False
         table.block_ids += self._new_blocks(1)
         return True
@@ -196,15 +207,23 @@ class CacheManager:
                 return num_tokens - offset
         return num_tokens
 
-    def _make_room(self, needed: int, beside: int, keep: Session | None) -> bool:
-        """Evict and reclaim until `needed` blocks are free and `beside` more would be available."""
-        missing = needed + beside - self.num_available
-        if missing > 0:
-            if missing > self.sessions.num_pinned_blocks:
+    def _num_gained(self, block_ids: list[int], hits: list[int]) -> int:
+        """How many blocks become available when a table gives these up and takes `hits`."""
+        taken = set(hits)
+        return sum(
+            1
+            for block_id in block_ids
+            if block_id not in taken and self.pool.references(block_id) == 1 + self.prefix.knows(block_id)
+        )
+
+    def _make_room(self, count: int, keep: Session | None) -> bool:
+        """Reclaim from sessions other than `keep` until `count` blocks are available; False when they never will be."""
+        missing = count - self.num_available
+        if missing > self.sessions.num_pinned_blocks:
+            return False
+        while self.num_available < count:
+            if not self.sessions.reclaim(keep):
                 return False
-            while self.num_available < needed + beside:
-                if not self.sessions.reclaim(keep):
-                    return False
         return True
 
     def _new_blocks(self, count: int) -> list[int]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from runners.errors import ContextLengthError
-from runners.messages import OutputError
 from runners.request import Request
 from runners.scheduling.admission import AdmissionPolicy
-from runners.scheduling.intake import check_fits
 from runners.scheduling.live_set import LiveSet
 from runners.scheduling.policies import Policies
 from runners.scheduling.stepper import Stepper
@@ -44,7 +41,7 @@ class Admitter:
             request = live.waiting.peek()
             if request is None or request.num_owed:
                 break
-            if not self._fits(request, now):
+            if not live.fits(request, now):
                 continue
             num_tokens = len(request.token_ids) - live.num_cached(request)
             if self._becomes_cursor(num_tokens):
@@ -68,12 +65,3 @@ class Admitter:
             return False
         # With nothing to mix with, a prompt that may join a wave is better off there.
         return bool(self._live.rows) or not self._policies.wave.takes(num_tokens)
-
-    def _fits(self, request: Request, now: float) -> bool:
-        """False when it cannot run even alone (the quota was lowered, or it has grown); it has failed then."""
-        try:
-            check_fits(len(request.token_ids), self._live.cache)
-        except ContextLengthError as error:
-            self._live.fail(request, OutputError(error.message, error.code or ""), now)
-            return False
-        return True

@@ -43,7 +43,8 @@ def _make_request(
             f"({len(token_ids)} in the prompt{', the session included' if message.append_to_session else ''}, "
             f"{params.max_tokens} in the completion)."
         )
-    check_fits(len(token_ids), cache)
+    if cache.blocks_for(len(token_ids)) > cache.pool.quota_blocks:
+        raise ContextLengthError(cache.too_large(len(token_ids)))
     stop_token_ids = frozenset(params.stop_token_ids)
     return Request(
         message.request_id,
@@ -59,16 +60,6 @@ def _make_request(
         session=session,
         session_shared=common_prefix(known, token_ids),
     )
-
-
-def check_fits(num_tokens: int, cache: CacheManager) -> None:
-    """ContextLengthError when even an empty pool could not hold so many tokens."""
-    needed = cache.blocks_for(num_tokens)
-    if needed > cache.pool.quota_blocks:
-        raise ContextLengthError(
-            f"{num_tokens} tokens need {needed} KV blocks of {cache.block_tokens} tokens, but the quota is "
-            f"{cache.pool.quota_blocks} blocks."
-        )
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:

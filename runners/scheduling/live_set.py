@@ -55,6 +55,14 @@ class LiveSet:
             return request.num_computed
         return self.cache.num_cached(request.table, request.token_ids, request.session, request.session_shared)
 
+    def fits(self, request: Request, now: float) -> bool:
+        """False when it cannot run even alone (the quota was lowered, or it has grown): it has failed now."""
+        needed = self.cache.blocks_for(len(request.token_ids))
+        if needed <= self.cache.pool.quota_blocks:
+            return True
+        self.fail(request, OutputError(self.cache.too_large(len(request.token_ids)), "context_length_exceeded"), now)
+        return False
+
     def take_slot(self, request: Request, *, highest: bool, num_tokens: int) -> None:
         """Out of the queue into a free slot; its account pays for the `num_tokens` that are to be computed."""
         request.slot = self.slots.take_highest() if highest else self.slots.take_lowest()

@@ -151,14 +151,16 @@ class Scheduler:
         while launched is None and progress != (progress := (len(self.live.requests), self.live.num_preemptions)):
             self._admitter.admit(now)
             launched = self._stepper.next_step(now)
-        self._checked()
         if launched is None:
+            self._checked()
             return Wait(self._deadlines.next())
-        plan, self._last = launched
+        plan, record = launched
+        self._last = record
         if plan.flight_id is None:
-            self.uncommitted.append(self._last)
+            self.uncommitted.append(record)
         else:
-            self.flight_records[plan.flight_id] = self._last
+            self.flight_records[plan.flight_id] = record
+        self._checked()
         return plan
 
     def launch_failed(self, plan: StepPlan, error: OutputError, now: float) -> None:

@@ -33,11 +33,17 @@ class Stepper:
         self._suspects: deque[Request] = deque()
         self._resend: list[Request] = []  # rows whose new blocks were in a plan that did not launch
         self._decode_next = False  # a piece of a single prompt has gone: the rows take their turn
-        self.cursors_starve = False  # the first cursor finds no blocks: nobody may be admitted past it
+        self._starving: Request | None = None  # the cursor that found no blocks when its turn came
 
     @property
     def num_steps(self) -> int:
         return self._builder.num_steps
+
+    @property
+    def cursors_starve(self) -> bool:
+        """True while the first cursor finds no blocks: nobody may be admitted past it."""
+        cursors = self._live.cursors
+        return bool(cursors) and cursors[0] is self._starving
 
     def next_step(self, now: float) -> Launch | None:
         """The next launch; None when nothing can be launched before something in flight comes back or arrives."""
@@ -74,15 +80,15 @@ class Stepper:
         rows = live.rows.compact()
         if not rows and not live.flights and not head.table.block_ids:
             # Nothing to run beside: the whole prompt in one pass is the fastest way to its first token.
-            if not self._start(head, 0):
+            if not self._start(head, 0, now):
                 return None
             return self._builder.build(PlanKind.CHUNK, (), [(head, self._piece_end(head))])
         if self._policies.mix.mode == "overlap":
-            return self._flight(head, rows)
+            return self._flight(head, rows, now)
         rows, grown = self._ensure_blocks(now)
         pieces: list[tuple[Request, int]] = []
-        for cursor, end in self._policies.mix.pieces(live.cursors, live.num_cached):
-            if not self._start(cursor, len(rows)):
+        for cursor, end in self._policies.mix.pieces(tuple(live.cursors), live.num_cached):
+            if not self._start(cursor, len(rows), now):
                 break
             pieces.append((cursor, end))
         if not pieces:
@@ -92,9 +98,9 @@ class Stepper:
         kind = PlanKind.MIXED if rows else PlanKind.CHUNK
         return self._builder.build(kind, rows, pieces, width=self._width(len(rows)), grown=grown)
 
-    def _flight(self, head: Request, rows: list[Request]) -> Launch | None:
+    def _flight(self, head: Request, rows: list[Request], now: float) -> Launch | None:
         live = self._live
-        if live.flights or not self._start(head, len(rows)):
+        if live.flights or not self._start(head, len(rows), now):
             return None
         kind = PlanKind.OVERLAP_PREFILL if rows else PlanKind.CHUNK
         plan, record = self._builder.build(kind, (), [(head, self._piece_end(head))])
@@ -102,13 +108,15 @@ class Stepper:
             live.flights[plan.flight_id] = head
         return plan, record
 
-    def _start(self, cursor: Request, headroom_blocks: int) -> bool:
+    def _start(self, cursor: Request, headroom_blocks: int, now: float) -> bool:
         """A cursor gets its blocks with its first piece: until then it holds a slot and nothing else."""
         if cursor.table.block_ids:
             return True
+        if not self._live.fits(cursor, now):
+            return False
         started = self._live.take_blocks(cursor, headroom_blocks)
         if cursor is self._live.cursors[0]:
-            self.cursors_starve = not started
+            self._starving = None if started else cursor
         return started
 
     # --- decode ---------------------------------------------------------------------------------------------------
@@ -184,7 +192,7 @@ class Stepper:
         self._builder.undo(plan, record, {request.slot: request for request in requests if request.slot is not None})
         if plan.flight_id is not None:
             del live.flights[plan.flight_id]
-        self._resend = [request for request in record.rows if request.row is not None]
+        self._resend += record.rows
         cursors = [request for request, _, _ in record.chunks if not request.status.is_terminal]
         if plan.kind is PlanKind.SEQUENTIAL:
             self._policies.seq.enabled = False
@@ -193,7 +201,7 @@ class Stepper:
             if len(record.rows) > 1:
                 self._suspects.extend(record.rows)
                 self._note(plan, error, "its rows are launched one by one")
-            elif self._resend:
+            elif not record.rows[0].status.is_terminal:
                 live.fail(record.rows[0], error, now)
         elif len(requests) == 1 and plan.kind is not PlanKind.OVERLAP_PREFILL:
             self._single_failed(plan, cursors, error, now)
