@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from runners.api.interfaces import OutputChunk, RequestStream
@@ -31,7 +30,7 @@ class TextOptions:
     """How ids become text: the same for every choice of a request."""
 
     tokenizer: Tokenizer | None
-    eos_token_ids: AbstractSet[int]
+    eos_token_ids: frozenset[int]
     stops: list[str]
     min_tokens: int = 0
     skip_special_tokens: bool = True
@@ -78,7 +77,7 @@ class Choice:
         )
         # With ignore_eos an end marker is a token like any other, but its text is still not for the reader.
         hides_eos = options.ignore_eos and options.skip_special_tokens
-        self._hidden_ids: AbstractSet[int] = options.eos_token_ids if hides_eos else frozenset()
+        self._hidden_ids = options.eos_token_ids if hides_eos else frozenset()
         self._matcher = StopMatcher(options.stops, include=options.include_stop) if options.stops else None
 
     async def deltas(self) -> AsyncIterator[Delta]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from starlette.datastructures import State
+
 from runners.api import validation
 from runners.api.endpoint import Endpoint, Exchange, new_id
 from runners.api.generation import Choice, Delta, TextOptions
@@ -67,7 +69,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
     chunk_object: ClassVar[str]
     prompt_field: ClassVar[str]
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__(state)
         self._token_texts: dict[str, tuple[TextAssets | None, TokenTexts]] = {}
 
@@ -109,20 +111,21 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
     async def _generate(self, exchange: Exchange, request: RequestT) -> None:
         model, info = self.model(request.model)
         validation.check_supported(request)
-        params = validation.sampling_params(request, info)
         assets = self.text_assets(info)
         options = self._text_options(request, info, assets)
+        # End markers that only the tokenizer's files name reach the engine as stop ids.
+        params = validation.sampling_params(request, info, options.eos_token_ids)
         prompts = await self.prompts(request, info, assets)
         generation = Generation(
-            f"{self.id_prefix}-{new_id()}",
-            int(time.time()),
-            model,
-            info,
-            request,
-            assets,
-            self._texts_of(model, assets),
-            prompts,
-            [],
+            id=f"{self.id_prefix}-{new_id()}",
+            created=int(time.time()),
+            model=model,
+            info=info,
+            request=request,
+            assets=assets,
+            token_texts=self._texts_of(model, assets),
+            prompts=prompts,
+            choices=[],
         )
         try:
             await self._submit(generation, params, options)
@@ -161,7 +164,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
     async def _submit(self, generation: Generation[RequestT], params: SamplingParams, options: TextOptions) -> None:
         """One engine request a choice. All limits are checked before the first is sent."""
         request, settings = generation.request, self.settings
-        num_choices = validation.choices_per_prompt(request)
+        num_choices = validation.choices_per_prompt(request, len(generation.prompts))
         priority = validation.priority(request)
         field, requested = validation.requested_max_tokens(request, settings)
         planned: list[tuple[Prompt, SamplingParams]] = []

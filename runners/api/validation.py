@@ -15,6 +15,7 @@ from runners.request import SamplingParams
 
 MAX_STOPS = 16
 MAX_CHOICES_PER_PROMPT = 128
+MAX_CHOICES = 4096
 MAX_LOGPROBS = 20
 _MAX_PRIORITY = 2**31 - 1
 # Below this the division by the temperature overflows float32; the result is the argmax anyway.
@@ -103,8 +104,12 @@ def stop_strings(request: GenerationFields) -> list[str]:
     return stops
 
 
-def choices_per_prompt(request: GenerationFields) -> int:
+def choices_per_prompt(request: GenerationFields, num_prompts: int = 1) -> int:
     n = _integer("n", request.n, 1, 1, MAX_CHOICES_PER_PROMPT)
+    if n * num_prompts > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"Invalid value for 'n': {n} choices of {num_prompts} prompts, at most {MAX_CHOICES} in all.", param="n"
+        )
     best_of = _integer("best_of", request.best_of, n, n, MAX_CHOICES_PER_PROMPT)
     if best_of > n:
         raise unsupported("best_of", "best_of over n")
@@ -148,11 +153,18 @@ def _logprobs(request: GenerationFields) -> tuple[int | None, int | None]:
     return (top if request.logprobs else None), prompt_logprobs
 
 
-def sampling_params(request: GenerationFields, info: ModelInfo) -> SamplingParams:
-    """Every sampling field checked. `max_tokens` is not settled yet: it depends on the prompt (`max_tokens_for`)."""
+def sampling_params(
+    request: GenerationFields, info: ModelInfo, eos_token_ids: frozenset[int] = frozenset()
+) -> SamplingParams:
+    """Every sampling field checked. `max_tokens` is not settled yet: it depends on the prompt (`max_tokens_for`).
+
+    Of `eos_token_ids` those that the engine does not know as end markers become stop ids.
+    """
     temperature = _number("temperature", request.temperature, 1.0, 0.0, 2.0)
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_token_ids(stop_token_ids, info.vocab_size, "stop_token_ids")
+    if not request.ignore_eos:
+        stop_token_ids += tuple(sorted(eos_token_ids.difference(info.eos_token_ids)))
     top_k = _integer("top_k", request.top_k, 0, -1, 2**31 - 1)
     logprobs, prompt_logprobs = _logprobs(request)
     return SamplingParams(

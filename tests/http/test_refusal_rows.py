@@ -206,6 +206,11 @@ async def test_row_34_thousands_of_faults_make_a_short_error(server: Server) -> 
     assert error["param"] == "messages"
 
 
+async def test_too_many_choices(server: Server) -> None:
+    assert (await server.refusal(COMPLETIONS, prompt=[[65]] * 100, n=100))["param"] == "n"
+    assert (await server.refusal(COMPLETIONS, prompt=[[65]] * 3000))["param"] == "prompt"
+
+
 async def test_row_35_unknown_model(server: Server) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": [65]}), (CHAT, {"messages": MESSAGES})):
         response = await server.client.post(path, json={"model": "no-such-model", **prompt})

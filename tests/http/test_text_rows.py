@@ -147,6 +147,17 @@ async def test_row_15_finish_reasons_are_openais(server: Server) -> None:
             assert whole == ("length" if fields == {"max_tokens": 2} else "stop")
 
 
+async def test_row_45_an_end_marker_that_only_the_tokenizer_names(server: Server) -> None:
+    server.needs_script("an engine that does not know its end marker")
+    assert server.engine is not None
+    server.engine.models[0].eos_token_ids.clear()
+    server.script(Reply([*ids_of("yes"), EOS, *ids_of("never")]))
+    choice = (await server.complete("x", max_tokens=20, skip_special_tokens=False))["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("yes", "stop")
+    choice = (await server.complete("x", max_tokens=5, ignore_eos=True))["choices"][0]
+    assert choice["text"] == "yesn"
+
+
 @pytest.mark.parametrize("end_marker", [EOS, IM_END])
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 async def test_row_45_end_markers_stop_and_stay_out_of_the_text(
