@@ -6,8 +6,6 @@ last freed first: deterministic, and the one freed last is the likeliest to be i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class BlockPool:
     """Reference-counted block ids under a quota. Every operation costs O(1) a block.
@@ -58,12 +56,11 @@ class BlockPool:
             self._references[block_id] = 1
         return block_ids
 
-    def share(self, block_ids: Iterable[int]) -> None:
-        """One more reference each. ValueError on a free block."""
-        for block_id in block_ids:
-            if self._references[block_id] == 0:
-                raise ValueError(f"block {block_id} is free")
-            self._references[block_id] += 1
+    def share_one(self, block_id: int) -> None:
+        """One more reference. ValueError on a free block."""
+        if self._references[block_id] == 0:
+            raise ValueError(f"block {block_id} is free")
+        self._references[block_id] += 1
 
     def release(self, block_id: int) -> int:
         """One reference less; returns those left, and the block is free at 0. ValueError on a free block."""

@@ -7,7 +7,7 @@ available for a new table = free in the pool + idle in the prefix cache + pinned
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from runners.kv_cache.block_pool import BlockPool
 from runners.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
@@ -121,11 +121,13 @@ class CacheManager:
         table.block_ids += self._new_blocks(needed)
         return table, num_kept
 
-    def extend(self, table: BlockTable) -> bool:
-        """One more block at the end; False when there is none."""
-        if self.pool.num_free == 0 and not self._make_room(1, None):
+    def extend(self, tables: Sequence[BlockTable]) -> bool:
+        """One more block at the end of each; False, and nothing done, when there are not enough."""
+        count = len(tables)
+        if self.pool.num_free < count and not self._make_room(count, None):
             return False
-        table.block_ids += self._new_blocks(1)
+        for table, block_id in zip(tables, self._new_blocks(count), strict=True):
+            table.block_ids.append(block_id)
         return True
 
     def commit(self, table: BlockTable, token_ids: list[int], num_computed: int) -> None:

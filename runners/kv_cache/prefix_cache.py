@@ -71,8 +71,8 @@ class PrefixCache:
 
     def take(self, block_ids: Sequence[int]) -> None:
         """One reference each, for a table."""
-        self._pool.share(block_ids)
         for block_id in block_ids:
+            self._pool.share_one(block_id)
             self._idle.pop(block_id, None)
 
     def enter(self, block_id: int, digest: bytes) -> None:
@@ -83,7 +83,7 @@ class PrefixCache:
         """
         if digest in self._block_of or block_id in self._digest_of:
             return
-        self._pool.share((block_id,))
+        self._pool.share_one(block_id)
         self._block_of[digest] = block_id
         self._digest_of[block_id] = digest
 

@@ -9,6 +9,7 @@ The only place where requests change status and where slots and blocks are taken
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from runners.kv_cache.cache_manager import CacheManager
 from runners.kv_cache.sessions import BlockTable
@@ -94,11 +95,12 @@ class LiveSet:
         request.move_to(RequestStatus.PREFILLING)
         return True
 
-    def extend(self, request: Request) -> bool:
-        """Room for one more block of tokens."""
-        if not self.cache.extend(request.table):
+    def extend(self, requests: Sequence[Request]) -> bool:
+        """Room for one more block of tokens each; False, and nothing done, when there are not enough."""
+        if not self.cache.extend([request.table for request in requests]):
             return False
-        request.capacity += self.cache.block_tokens
+        for request in requests:
+            request.capacity += self.cache.block_tokens
         return True
 
     def leave_prefill(self, request: Request) -> None:

@@ -42,8 +42,7 @@ class SlotInit:
     num_prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockAppend:
+class BlockAppend(msgspec.Struct, frozen=True, gc=False):
     """Entries `start..start+len(block_ids)` of the slot's block table; everything before them stays as it was."""
 
     slot: int

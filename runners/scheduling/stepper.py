@@ -147,19 +147,18 @@ class Stepper:
         self._resend = []
         needy = [request for request in rows if request.num_computed == request.capacity]
         if needy:
-            if len(needy) > 1:
-                needy.sort(key=lambda request: (request.priority, request.number))
-            for request in needy:
-                self._ensure_block(request, now)
+            if not live.extend(needy):
+                for request in sorted(needy, key=lambda request: (request.priority, request.number)):
+                    self._ensure_block(request, now)
+                rows = live.rows.compact()
             grown += needy
-            rows = live.rows.compact()
         if grown:
             grown = [request for request in grown if request.row is not None]
         return rows, grown
 
     def _ensure_block(self, request: Request, now: float) -> None:
         live = self._live
-        while request.row is not None and not live.extend(request):
+        while request.row is not None and not live.extend([request]):
             victim = live.youngest_row()
             if victim is request and not live.others_hold_blocks(request):
                 pool = live.cache.pool
