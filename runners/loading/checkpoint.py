@@ -136,7 +136,7 @@ def _from_folder(folder: Path) -> Checkpoint:
     names = HfNames(config, model.tensors, str(folder))
     vision = {name for name in model.tensors if config.architecture == "gemma3" and names.is_vision(name)}
     if vision:
-        logger.warning("%s: %d tensors of the vision part are not loaded, text only", folder, len(vision))
+        logger.warning("%s: the vision part (%d tensors) is not loaded, text only", folder, len(vision))
     wanted = {name: names.stored_name(name) for name in expected_shapes(config)}
     skipped = {name for name in model.tensors if names.has_no_effect(name, tied=config.tie_word_embeddings)} | vision
     available = _typed(model, skipped)

@@ -69,19 +69,19 @@ _CAUSAL_LM = {
     "Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration",
 }
-# Settings that say how the model was trained, saved or shown, and cannot change a forward pass.
+# Settings that say how the model was trained, saved, shown or sampled from, and cannot change a forward pass.
 _HARMLESS = frozenset(
     {
-        "architectures", "attention_dropout", "bos_token_id", "cache_implementation", "decoder_start_token_id",
-        "dtype", "eos_token_id", "id2label", "initializer_range", "is_llama_config", "label2id", "model_type",
-        "name_or_path", "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "torch_dtype",
-        "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
-        "max_window_layers", "sliding_window", "chunk_size_feed_forward",
+        "architectures", "attention_dropout", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+        "decoder_start_token_id", "do_sample", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
+        "hidden_dropout", "id2label", "initializer_range", "is_llama_config", "label2id", "max_length",
+        "max_window_layers", "model_type", "name_or_path", "pad_token_id", "pretraining_tp", "problem_type",
+        "repetition_penalty", "resid_pdrop", "return_dict", "sliding_window", "temperature", "top_k", "top_p",
+        "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
     }
 )  # fmt: skip
 _MULTIMODAL_HARMLESS = _HARMLESS | {
     "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image", "vision_config",
-    "tie_word_embeddings",
 }  # fmt: skip
 
 
@@ -106,6 +106,7 @@ def _text_part_of_gemma3(folder: Path, outer: Settings) -> ModelConfig:
     if inner is None:
         outer.fail("text_config", "is missing")
     outer.require("quantization_config", reason="only plain safetensors weights can be read")
+    outer.require("tie_word_embeddings", True, reason="gemma3 ties head and embedding")
     outer.reject_unread(_MULTIMODAL_HARMLESS)
     return _decoder_config(folder, inner, model_type="gemma3_text")
 
