@@ -77,7 +77,8 @@ _HARMLESS = frozenset(
         "hidden_dropout", "id2label", "initializer_range", "is_llama_config", "label2id", "max_length",
         "max_window_layers", "model_type", "name_or_path", "pad_token_id", "pretraining_tp", "problem_type",
         "repetition_penalty", "resid_pdrop", "return_dict", "sliding_window", "temperature", "top_k", "top_p",
-        "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+        "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
+        "use_cache",
     }
 )  # fmt: skip
 _MULTIMODAL_HARMLESS = _HARMLESS | {
