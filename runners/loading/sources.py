@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from runners.errors import StartupError
 
@@ -212,23 +213,18 @@ def main(arguments: list[str]) -> int:
     from tqdm import tqdm
 
     for source in arguments:
-        bar: tqdm[None] | None = None
+        with tqdm(total=100, bar_format="{desc}: {percentage:3.0f} %|{bar}| {elapsed}", leave=False) as bar:
 
-        def show(phase: str, detail: str, fraction: float | None) -> None:
-            nonlocal bar
-            if phase == "downloading" and bar is None:
-                bar = tqdm(total=100, unit="%", desc=f"downloading {detail}", bar_format="{l_bar}{bar}| {elapsed}")
-            if bar is not None and fraction is not None:
-                bar.update(round(fraction * 100) - bar.n)
+            def show(phase: str, detail: str, fraction: float | None, bar: Any = bar) -> None:
+                bar.set_description_str(f"{phase} {detail}")
+                bar.update(round(fraction * 100) - bar.n if fraction is not None else 0)
 
-        try:
-            path = resolve_source(source, show)
-        except StartupError as error:
-            print(error, file=sys.stderr)
-            return 1
-        finally:
-            if bar is not None:
+            try:
+                path = resolve_source(source, show)
+            except StartupError as error:
                 bar.close()
+                print(error, file=sys.stderr)
+                return 1
         print(f"{source}: {path}")
     return 0
 
