@@ -106,14 +106,11 @@ class SessionStore:
         session: Session,
         token_ids: list[int],
         prompt_tokens: int,
-        table: BlockTable | None,
+        table: BlockTable,
         num_computed: int,
         now: float,
     ) -> None:
-        """The turn is whole: prompt and kept completion become the session's tokens.
-
-        `table` None: the request ended while it had no blocks, so those the session still has keep what they hold.
-        """
+        """The turn is whole: prompt and kept completion become the session's tokens."""
         session.token_ids = token_ids
         session.num_turns += 1
         if session.last_request_id is not None:
@@ -122,20 +119,17 @@ class SessionStore:
         session.last_request_id = session.busy_request_id
         session.last_prompt_tokens = prompt_tokens
         self._ended_turns[session.last_request_id] = session
-        if table is None:
-            table, num_computed = session.table, session.num_computed
         self._give_back(session, table, num_computed, now)
 
-    def abort_turn(self, session: Session, table: BlockTable | None, num_computed: int, now: float) -> None:
-        """The turn is void: the session stands where it stood. `table` None: the request was not admitted."""
-        if session.num_turns == 0:  # nothing to go back to: the session is as if it had never begun
-            if table is not None:
-                self._release(table)
-            self._forget(session)
-            return
-        if table is None:
-            table, num_computed = session.table, session.num_computed
+    def abort_turn(self, session: Session, table: BlockTable, num_computed: int, now: float) -> None:
+        """The turn is void: the session stands where it stood, with KV for `num_computed` of its tokens."""
         self._give_back(session, table, num_computed, now)
+        if session.num_turns == 0:  # nothing to go back to: the session is as if it had never begun
+            self._forget(session)
+
+    def cancel(self, session: Session, now: float) -> None:
+        """The turn never began: its request was refused."""
+        self.abort_turn(session, session.table, session.num_computed, now)
 
     def _give_back(self, session: Session, table: BlockTable, num_computed: int, now: float) -> None:
         self._unpin(session)

@@ -24,7 +24,7 @@ def make_request(message: AddRequest, cache: CacheManager, limits: SchedulerLimi
         return _make_request(message, prompt, session, cache, limits)
     except Exception:
         if session is not None:
-            cache.sessions.abort_turn(session, None, 0, now)
+            cache.sessions.cancel(session, now)
         raise
 
 

@@ -111,7 +111,7 @@ class LiveSet:
         request.move_to(RequestStatus.RUNNING)
         if request.num_computed + 1 >= request.length_limit:
             return
-        self.rows.append(request)
+        self.rows.join(request)
         account = _account(request)
         account.num_decoding += 1
         self._decoding[account.key_id] = account
@@ -205,24 +205,25 @@ class LiveSet:
             return
         if request.status is not RequestStatus.FAILED:
             self.cache.commit(request.table, request.token_ids, request.num_certain)
-        if request.session is not None and request.table.block_ids:
+        if request.table.block_ids:
             table, request.table = request.table, self.cache.new_table()
-            kept = request.num_certain if whole_turn else min(request.num_certain, request.session_shared)
-            kept = self.cache.trim(table, min(kept, len(request.token_ids)))
-            self._close_turn(request, table, kept, now, whole_turn=whole_turn)
-        elif request.session is not None:
-            self._close_turn(request, None, 0, now, whole_turn=whole_turn)
+            self._close_turn(request, table, request.num_certain, now, whole_turn=whole_turn)
+        elif request.session is not None:  # it waits: the session's blocks are still the session's own
+            certain = request.session.num_computed
+            table = self.cache.sessions.take_table(request.session)
+            self._close_turn(request, table, min(certain, request.session_shared), now, whole_turn=whole_turn)
         self._give_back_all(request)
 
-    def _close_turn(
-        self, request: Request, table: BlockTable | None, kept: int, now: float, *, whole_turn: bool
-    ) -> None:
+    def _close_turn(self, request: Request, table: BlockTable, certain: int, now: float, *, whole_turn: bool) -> None:
+        """Hand the table to the session whose turn this was, or release it. `certain` tokens of it have KV."""
         session, request.session = request.session, None
         if session is None:
-            return
-        if whole_turn:
+            self.cache.release(table)
+        elif whole_turn:
+            kept = self.cache.trim(table, min(certain, len(request.token_ids)))
             self.cache.sessions.end_turn(session, request.token_ids, request.num_prompt_tokens, table, kept, now)
         else:
+            kept = self.cache.trim(table, min(certain, request.session_shared))
             self.cache.sessions.abort_turn(session, table, kept, now)
 
     def _give_back_all(self, request: Request) -> None:

@@ -1,7 +1,7 @@
 """The decode batch: which request sits in which row.
 
-Rows are dense whenever a step is planned. A request that leaves makes a hole; compaction fills the lowest hole with
-the highest row, so one departure moves at most one request. Only this map changes: KV, position and last token of a
+Rows are dense whenever a step is planned. A request that leaves makes a hole; one that joins takes it, else compaction
+fills it with the highest row, so one departure moves at most one request. Only this map changes: KV, position and last token of a
 request stay in its slot.
 
     rows  A B C D E      A ends: . B C D E      one move: E B C D
@@ -29,10 +29,16 @@ class DecodeBatch:
     def __iter__(self) -> Iterator[Request]:
         return (request for request in self._rows if request is not None)
 
-    def append(self, request: Request) -> None:
-        """A new highest row."""
-        request.row = len(self._rows)
-        self._rows.append(request)
+    def join(self, request: Request) -> None:
+        """Take the lowest hole, or a new highest row."""
+        if self._holes:
+            row = self._rows.index(None)
+            self._rows[row] = request
+            self._holes -= 1
+        else:
+            row = len(self._rows)
+            self._rows.append(request)
+        request.row = row
 
     def discard(self, request: Request) -> None:
         """Leave a hole where the request sits, if it sits anywhere."""
@@ -40,12 +46,6 @@ class DecodeBatch:
             self._rows[request.row] = None
             request.row = None
             self._holes += 1
-
-    def restore(self, request: Request, row: int) -> None:
-        """Put a request back into the hole it left, before any compaction."""
-        self._rows[row] = request
-        request.row = row
-        self._holes -= 1
 
     def compact(self) -> list[Request]:
         """Fill the holes; returns the dense rows (not to be changed)."""
