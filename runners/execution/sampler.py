@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -178,5 +179,5 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: Seque
 
 def _failed_rows(logits: torch.Tensor, best: torch.Tensor) -> list[int]:
     """Rows whose largest logit is NaN or infinite; `argmax` of a row with NaN points at a NaN."""
-    is_usable = torch.isfinite(logits.gather(1, best.unsqueeze(1))).squeeze(1)
-    return [row for row, usable in enumerate(is_usable.tolist()) if not usable]
+    largest = logits.gather(1, best.unsqueeze(1)).squeeze(1).tolist()
+    return [row for row, value in enumerate(largest) if not math.isfinite(value)]
