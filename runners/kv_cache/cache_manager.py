@@ -97,13 +97,13 @@ class CacheManager:
         if session is not None and from_session >= max(1, len(hits) * self.block_tokens):
             return self._allocate_after_session(session, from_session, token_ids, headroom_blocks)
         needed = self.blocks_for(len(token_ids)) - len(hits)
+        self.prefix.take(hits)  # first: what follows may evict, and may make blocks idle that are hits
         given_up = session.table.block_ids if session is not None else []
-        room = needed + self.prefix.num_idle_among(hits) + headroom_blocks - self._num_gained(given_up, hits)
-        if not self._make_room(room, session):
+        if not self._make_room(needed + headroom_blocks - self._num_gained(given_up), session):
+            self._release_blocks(hits)
             return None
         if session is not None and given_up:
             self.release(self.sessions.take_table(session))
-        self.prefix.take(hits)
         table.block_ids = hits + self._new_blocks(needed)
         table.num_entered = len(hits)
         return table, len(hits) * self.block_tokens
@@ -113,7 +113,7 @@ class CacheManager:
     ) -> tuple[BlockTable, int] | None:
         kept_blocks = self.blocks_for(num_kept)
         needed = self.blocks_for(len(token_ids)) - kept_blocks
-        gained = self._num_gained(session.table.block_ids[kept_blocks:], [])
+        gained = self._num_gained(session.table.block_ids[kept_blocks:])
         if not self._make_room(needed + headroom_blocks - gained, session):
             return None
         table = self.sessions.take_table(session)
@@ -209,14 +209,9 @@ class CacheManager:
                 return num_tokens - offset
         return num_tokens
 
-    def _num_gained(self, block_ids: list[int], hits: list[int]) -> int:
-        """How many blocks become available when a table gives these up and takes `hits`."""
-        taken = set(hits)
-        return sum(
-            1
-            for block_id in block_ids
-            if block_id not in taken and self.pool.references(block_id) == 1 + self.prefix.knows(block_id)
-        )
+    def _num_gained(self, block_ids: list[int]) -> int:
+        """How many blocks become available when a table gives these up."""
+        return sum(1 for block_id in block_ids if self.pool.references(block_id) == 1 + self.prefix.knows(block_id))
 
     def _make_room(self, count: int, keep: Session | None) -> bool:
         """Reclaim from sessions other than `keep` until `count` blocks are available; False when they never will be."""

@@ -65,10 +65,6 @@ class PrefixCache:
             blocks.append(block_id)
         return blocks
 
-    def num_idle_among(self, block_ids: Sequence[int]) -> int:
-        """How many of these would stop being evictable if a table took them."""
-        return sum(1 for block_id in block_ids if block_id in self._idle)
-
     def take(self, block_ids: Sequence[int]) -> None:
         """One reference each, for a table."""
         for block_id in block_ids:

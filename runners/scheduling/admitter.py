@@ -17,6 +17,7 @@ class Admitter:
         self._admission = admission
         self._live = live
         self._stepper = stepper
+        self._row_steps_before: int | None = None  # how many steps had carried decode rows at the last admission
 
     def admit(self, now: float) -> None:
         """Admit what may join now: long prompts become cursors, the others one prefill launch a group."""
@@ -26,9 +27,13 @@ class Admitter:
             return
         if live.prefills or self._stepper.cursors_starve:
             return
+        if len(live.rows) and self._stepper.num_row_steps == self._row_steps_before:
+            return  # between two admissions everyone who decodes gets a token
         if not self._admission.may_admit(len(live.waiting), len(live.rows)):
             return
         batch = self._take(now)
+        if batch:
+            self._row_steps_before = self._stepper.num_row_steps
         groups = self._policies.wave.group([num_tokens for _, num_tokens in batch])
         live.prefills.extend([batch[index][0] for index in group] for group in groups)
 

@@ -1,8 +1,8 @@
 """The decode batch: which request sits in which row.
 
 Rows are dense whenever a step is planned. A request that leaves makes a hole; one that joins takes it, else compaction
-fills it with the highest row, so one departure moves at most one request. Only this map changes: KV, position and last token of a
-request stay in its slot.
+fills it with the highest row, so one departure moves at most one request. Only this map changes: KV, position and last
+token of a request stay in its slot.
 
     rows  A B C D E      A ends: . B C D E      one move: E B C D
 """

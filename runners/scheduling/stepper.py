@@ -33,6 +33,7 @@ class Stepper:
         self._suspects: deque[Request] = deque()
         self._resend: list[Request] = []  # rows whose new blocks were in a plan that did not launch
         self._decode_next = False  # a piece of a single prompt has gone: the rows take their turn
+        self.num_row_steps = 0  # launches that carried decode rows
         self._starving: Request | None = None  # the cursor that found no blocks when its turn came
 
     @property
@@ -94,7 +95,7 @@ class Stepper:
         if not pieces:
             return self._decode_rows(rows, grown) if rows else None
         if rows:
-            live.charge_decode_step()
+            self._count_row_step()
         kind = PlanKind.MIXED if rows else PlanKind.CHUNK
         return self._builder.build(kind, rows, pieces, width=self._width(len(rows)), grown=grown)
 
@@ -127,11 +128,15 @@ class Stepper:
 
     def _decode_rows(self, rows: list[Request], grown: list[Request]) -> Launch:
         live = self._live
-        self._decode_next = False
-        live.charge_decode_step()
+        self._count_row_step()
         sequential = self._policies.seq.takes(num_decoding=len(rows), num_live=len(live.requests))
         kind = PlanKind.SEQUENTIAL if sequential else PlanKind.DECODE
         return self._builder.build(kind, rows, (), width=self._width(len(rows)), grown=grown)
+
+    def _count_row_step(self) -> None:
+        self._decode_next = False
+        self.num_row_steps += 1
+        self._live.charge_decode_step()
 
     def _width(self, num_rows: int) -> int:
         return decode_width(self._policies.width, num_rows, self._slots)

@@ -71,15 +71,15 @@ def test_a_block_counts_with_everything_before_it():
 
 def test_the_least_recently_used_goes_first_and_a_child_before_its_parent():
     cache = manager(6)
-    run(cache, [*range(0, 8), 100])  # two known blocks, one not full
+    run(cache, [*range(8), 100])  # two known blocks, one not full
     run(cache, [*range(20, 28), 100])
-    run(cache, [*range(0, 8), 100])  # used again: the other one is older now
+    run(cache, [*range(8), 100])  # used again: the other one is older now
     assert cache.prefix.num_idle == 4
     table, _ = cache.allocate(cache.new_table(), list(range(50, 62))) or (None, 0)  # needs three, two are free
     assert table is not None
     assert cache.prefix.evictions == 1
     assert cache.num_cached(cache.new_table(), [*range(20, 28), 100]) == 4
-    assert cache.num_cached(cache.new_table(), [*range(0, 8), 100]) == 8
+    assert cache.num_cached(cache.new_table(), [*range(8), 100]) == 8
 
 
 def test_blocks_in_use_are_never_evicted():
