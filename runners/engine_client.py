@@ -113,7 +113,7 @@ class EngineClient:
         self._num_started = 0
         self._last_sequence = 0
         self._acknowledged = 0
-        self._is_draining = False
+        self.is_draining = False
         self._became_idle = asyncio.Event()
 
     # --- what the API sees ----------------------------------------------------------------------------------------
@@ -219,14 +219,14 @@ class EngineClient:
 
     def set_state(self, phase: EnginePhase, detail: str = "", fraction: float | None = None) -> None:
         """Draining hides every phase but a failure."""
-        if self._is_draining and phase is not EnginePhase.FAILED:
+        if self.is_draining and phase is not EnginePhase.FAILED:
             phase = EnginePhase.DRAINING
         since = self._state.since if phase is self._state.phase else time.monotonic()
         self._state = EngineState(phase, detail, fraction, since)
 
     def begin_drain(self) -> None:
         """Take no new requests from now on; those in flight go on."""
-        self._is_draining = True
+        self.is_draining = True
         self.set_state(EnginePhase.DRAINING)
 
     def send(self, message: EngineInput) -> None:

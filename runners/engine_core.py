@@ -16,7 +16,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from runners.engine_io import EngineIO, Vitals
-from runners.engine_startup import EngineSettings, LoadedEngine, load_engine
+from runners.engine_settings import EngineSettings
+from runners.engine_startup import LoadedEngine, load_engine
 from runners.errors import StartupError
 from runners.execution.executor import DeviceLostError, Executor, LaunchError
 from runners.messages import (
@@ -128,6 +129,8 @@ class EngineCore:
         """One turn: what has arrived, one plan, one result."""
         while not self._io.inbox.empty():
             self._receive(self._io.inbox.get())
+        if self._is_stopping:
+            return  # or the turn might end asleep on a queue that nobody will fill
         plan = self._scheduler.schedule(time.monotonic())
         if isinstance(plan, StepPlan):
             self._launch(plan)
@@ -174,7 +177,7 @@ class EngineCore:
     def _publish(self) -> None:
         self._io.publish(self._scheduler.take_outputs())
         for notice in self._scheduler.take_notices():
-            logger.warning("%s", notice)
+            logger.info("%s", notice)
         if time.monotonic() >= self._next_stats:
             self._update_stats()
 
@@ -189,9 +192,8 @@ class EngineCore:
 
     def _sleep(self, plan: Wait) -> None:
         """Wait for a message, at most until the plan's time. The step in flight is waited for in `collect`."""
-        if self._scheduler.num_flights > 0:
-            timeout_s = _FLIGHT_POLL_S
-        else:
+        timeout_s: float | None = _FLIGHT_POLL_S
+        if self._scheduler.num_flights == 0:
             self._clock.idle()
             self._update_stats()
             timeout_s = None if plan.until is None else max(0.0, plan.until - time.monotonic())
@@ -215,6 +217,7 @@ def _serve(settings: EngineSettings) -> int:
         gc.collect()
         gc.freeze()
         gc.disable()
+        io.vitals.stats = engine.scheduler.stats()
         io.announce(Ready([engine.info]))
         core = EngineCore(
             io,

@@ -206,6 +206,7 @@ class EngineIO:
         self.inbox.put(message)
 
     def _greet(self, front_end: _FrontEnd) -> None:
+        """Where the engine stands, and its vitals."""
         if self._announcement is not None:
             self._send(front_end, encode(self._announcement))
         self._send(front_end, encode(self._make_beat()))
@@ -225,9 +226,8 @@ class EngineIO:
                 self._route([RequestOutput(request_id, error=item) for request_id in self._routes])
             else:
                 self._announcement = item
-                data = encode(item)
                 for front_end in list(self._front_ends.values()):
-                    self._send(front_end, data)
+                    self._greet(front_end)
 
     def _route(self, outputs: list[RequestOutput]) -> None:
         by_front_end: dict[bytes, list[RequestOutput]] = {}
@@ -287,7 +287,8 @@ class EngineIO:
 
     def _make_beat(self) -> Beat:
         vitals = self.vitals
-        return Beat(time.monotonic(), vitals.loop_stamp, vitals.step_limit_s, vitals.stats)
+        stats = msgspec.structs.replace(vitals.stats, corrupt_messages=self.corrupt_messages)
+        return Beat(time.monotonic(), vitals.loop_stamp, vitals.step_limit_s, stats)
 
     def _beat(self) -> None:
         data = encode(self._make_beat())

@@ -81,18 +81,21 @@ class EngineSupervisor:
             status = await self._watch(self._process)
             self._client.detach()
             self._client.fail_streams(EngineUnavailableError("The engine stopped while the request was running."))
-            if self._client.state.phase in (EnginePhase.FAILED, EnginePhase.DRAINING):
+            if not self._may_restart():
                 return
             if self._ready_since is not None and time.monotonic() - self._ready_since > backoff_s:
                 backoff_s = self._watchdog.restart_backoff_s
             logger.error("the engine %s, it is started again in %.1f s", _describe_exit(status), backoff_s)
             self._client.set_state(EnginePhase.RESTARTING, f"the engine {_describe_exit(status)}")
             await asyncio.sleep(backoff_s)
-            if self._client.state.phase is EnginePhase.DRAINING:
+            if not self._may_restart():
                 return
             backoff_s = min(2 * backoff_s, self._watchdog.restart_backoff_max_s)
             self._client.restarts += 1
             self._spawn()
+
+    def _may_restart(self) -> bool:
+        return not self._client.is_draining and self._client.state.phase is not EnginePhase.FAILED
 
     async def _watch(self, process: EngineProcess) -> int:
         """Until the process has ended; one that hangs is made to end. Returns its exit status."""

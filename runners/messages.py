@@ -145,6 +145,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
+    corrupt_messages: int = 0
 
 
 class Beat(_Message, frozen=True):

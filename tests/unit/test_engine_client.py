@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ from runners.messages import (
 )
 from runners.request import FinishReason, SamplingParams
 from runners.request_stream import OutputChunk, RequestStream
+from tests.support.eventually import eventually
 
 PARAMS = SamplingParams(max_tokens=8)
 
@@ -77,12 +78,6 @@ async def submit(client: EngineClient, request_id: str) -> RequestStream:
 
 async def collect(stream: RequestStream) -> list[OutputChunk]:
     return [chunk async for chunk in stream]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_request_travels_whole(client: EngineClient, engine: Engine) -> None:

@@ -290,6 +290,7 @@ def test_a_front_end_that_does_not_acknowledge_gets_a_window_then_one_merged_mes
     assert merged.sequence == 17
     ids = unpack_ids(merged.outputs[0].token_ids)
     while merged.outputs[0].finish_reason is None:  # the acknowledgement may overtake the last tokens
+        dealer.send(encode(Acknowledge(merged.sequence)))
         merged = receive_outputs(dealer)
         ids += unpack_ids(merged.outputs[0].token_ids)
     assert ids == list(range(16, 1000))

@@ -1,0 +1,80 @@
+"""The parts of the HTTP process, put together: engine client and supervisor, ASGI app, signals, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from configs.loader import ResolvedProfile
+from runners.api.app import create_app
+from runners.api.settings import ApiSettings
+from runners.drain_signals import DrainSignals
+from runners.engine_client import EngineClient, EnginePhase
+from runners.engine_supervisor import EngineSupervisor
+from runners.messages import ModelInfo
+from runners.metrics import render
+from runners.process_guard import die_with_parent
+from runners.start_report import service_url, start_report
+from runners.text.assets import TextAssets, load_text
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Everything beside BentoML. Constructing it starts nothing: `app` can be mounted at import time."""
+
+    def __init__(self, resolved: ResolvedProfile, service_name: str) -> None:
+        profile = resolved.profile
+        self._resolved = resolved
+        self._service_name = service_name
+        self._settings = ApiSettings.from_profile(profile)
+        self._text: dict[str, TextAssets] = {}
+        self._text_path: str | None = None
+        self.client = EngineClient(
+            slots=profile.engine.slots,
+            max_queued_requests=profile.admission.max_queued_requests,
+            beat_limit_s=profile.watchdog.beat_s,
+        )
+        self.supervisor = EngineSupervisor(resolved, self.client, self._on_ready)
+        self.app: Starlette = create_app(self._settings, self.client, self._text)
+
+    def start(self) -> None:
+        """Start the engine in the background. On the main thread, on the running asyncio loop; does not block."""
+        logging.getLogger("runners").setLevel(logging.INFO)  # BentoML leaves other loggers at WARNING
+        die_with_parent()
+        self.supervisor.start()
+        DrainSignals(self.supervisor.drain).install()
+
+    async def stop(self) -> None:
+        """Drain, then stop the engine."""
+        await self.supervisor.stop()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.client.is_ready
+
+    @property
+    def is_alive(self) -> bool:
+        """False when start-up has failed for good: an orchestrator may try again with a new container."""
+        return self.client.state.phase is not EnginePhase.FAILED
+
+    def metrics_text(self) -> str:
+        return render(self.client)
+
+    async def _on_ready(self, models: list[ModelInfo]) -> None:
+        """Tokenizer and template come from the files the engine has just loaded."""
+        (info,) = models
+        if self._text_path != info.path:
+            assets = await asyncio.to_thread(self._load_text, info)
+            self._text.update(dict.fromkeys(info.served_names, assets))
+            self._text_path = info.path
+        url = service_url(self._service_name)
+        logger.info("%s", start_report(info, self._resolved.name, url, self._settings.version))
+
+    def _load_text(self, info: ModelInfo) -> TextAssets:
+        model = self._resolved.profile.models[0]
+        tokenizer = Path(model.tokenizer) if model.tokenizer is not None else None
+        return load_text(Path(info.path), tokenizer, model.chat_template)
