@@ -30,19 +30,23 @@ SHAPES = {
 ROTATED_BYTES = 5e8
 
 
-def gemv_candidates(gated: bool) -> list[tuple[int, int]]:
-    return list(itertools.product((1, 2, 4) if gated else (1, 2, 4, 8), (2, 4, 8)))
+def gemv_candidates(gated: bool) -> list[tuple[int, int, int]]:
+    """(weight rows a program, warps, programs that prefetch)."""
+    shapes = ((1, 4), (2, 4), (2, 8), (4, 8)) if gated else ((1, 4), (1, 8), (2, 4), (2, 8), (4, 4), (4, 8), (8, 8))
+    return [(*shape, ahead) for shape in shapes for ahead in (0, 264, 528, 1056)]
 
 
 def thin_candidates(rows: int, gated: bool) -> list[ThinTiling]:
-    tiles = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (64, 64, 6, 4), (32, 128, 5, 4), (32, 256, 4, 4)]
-    tiles += [(128, 64, 5, 4), (128, 128, 4, 8), (32, 256, 4, 2), (16, 256, 5, 2), (16, 512, 4, 4)]
+    tiles = [(32, 128, 4, 4), (32, 128, 5, 4), (64, 64, 4, 4), (64, 64, 6, 4), (32, 256, 3, 4), (32, 256, 4, 2)]
+    tiles += [(64, 128, 3, 4), (64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (128, 64, 4, 4), (16, 256, 4, 2)]
+    tiles += [(128, 128, 4, 8), (16, 128, 6, 4)]
     found = []
     for (block_n, block_k, stages, warps), split_k in itertools.product(tiles, (1, 2) if gated else (1, 2, 4)):
         shared = (block_n * (2 if gated else 1) + max(8, rows)) * block_k * 2 * (stages - 1)
         if shared > 220_000:
             continue
-        found.append(ThinTiling(block_n, block_k, split_k, stages, warps, 512))
+        for prefetch_k in (512, 1024):
+            found.append(ThinTiling(block_n, block_k, split_k, stages, warps, prefetch_k))
         if rows >= 32 and block_n <= 64:
             found.append(dataclasses.replace(found[-1], weights_first=False))
     return found
@@ -114,7 +118,7 @@ def measure(name: str, rows: int, top: int) -> None:
     results.sort(key=lambda result: result[0])
     if rows > 1 and results:
         best = results[0][1]
-        for prefetch_k in (0, 256, 1024, 2048):
+        for prefetch_k in (0, 256, 2048):
             candidate = dataclasses.replace(best, prefetch_k=prefetch_k)
             results.append((seconds_per_call(launches(name, rows, candidate, "cuda", made), 5), candidate))
         results.sort(key=lambda result: result[0])

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import kernels.triton_ops
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+import kernels.triton_ops
 
 
 class OfflineDriver:
@@ -33,7 +34,7 @@ class OfflineDriver:
 
 @contextlib.contextmanager
 def compile_only(capability: int) -> Iterator[list[Any]]:
-    """Within the block every launch, on CPU tensors, compiles for `capability` (80, 89, 90) and returns without running.
+    """Within the block every launch, on CPU tensors, compiles for `capability` (80, 89, 90) and does not run.
 
     Yields the list that compiled kernels are added to. The process cannot launch kernels afterwards.
     """
@@ -51,5 +52,5 @@ def compile_only(capability: int) -> Iterator[list[Any]]:
         for module in pkgutil.iter_modules(kernels.triton_ops.__path__, "kernels.triton_ops."):
             loaded = importlib.import_module(module.name)
             if hasattr(loaded, "dependent_launch"):
-                patches.enter_context(mock.patch.object(loaded, "dependent_launch", lambda tensor: options))
+                patches.enter_context(mock.patch.object(loaded, "dependent_launch", return_value=options))
         yield compiled

@@ -1,7 +1,7 @@
 """Linear layer with its neighbours: activation(norm(x) Wᵀ + bias) + residual, by the fastest way for the row count.
 
-1 row: a GEMV with everything inside. 2 to 64 rows: a norm launch, then a thin product with gate and residual inside, where
-that beats the vendor's product. More rows: the vendor library, with separate norm and activation launches.
+1 row: a GEMV with everything inside. 2 to 64 rows: a norm launch, then a thin product with gate and residual inside.
+More rows: the vendor library, with separate norm and activation launches.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def fused_linear(
 ) -> torch.Tensor:
     """x [T, in] → [T, features] in `out_dtype` (default: that of x).
 
-    weight [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh"; norm_weight [in]
-    float32; residual [T, features].
+    weight [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh"; norm_weight
+    [in] float32; residual [T, features].
     """
     num_rows, in_features = x.shape
     features = weight.shape[0] // 2 if activation else weight.shape[0]
@@ -37,13 +37,13 @@ def fused_linear(
         if norm_weight is not None and in_features > MAX_BLOCK_K:
             x, norm_weight = rms_norm(x, norm_weight, eps), None
         out = torch.empty(1, features, dtype=out_dtype or x.dtype, device=x.device)
-        rows_per_program, num_warps = gemv_shape(in_features, bool(activation))
-        gemv(x, weight, out, norm_weight, eps, bias, residual, activation, rows_per_program, num_warps)
+        shape = gemv_shape(features, in_features, bool(activation))
+        gemv(x, weight, out, norm_weight, eps, bias, residual, activation, *shape)
         return out
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, eps)
     tiling = thin_tiling(num_rows, features, in_features, bool(activation))
-    if tiling is not None and weight.is_contiguous() and x.stride(1) == 1:
+    if tiling is not None and weight.is_contiguous() and weight.element_size() == 2 and x.stride(1) == 1:
         out = torch.empty(num_rows, features, dtype=out_dtype or x.dtype, device=x.device)
         thin_product(x, weight, out, bias, residual, activation, tiling)
         return out

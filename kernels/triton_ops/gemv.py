@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.gated_activation import activate
-from kernels.triton_ops.launch import dependent_launch, launch_dependents, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, prefetch_lines, wait_for_inputs
 
 # Beyond this many elements a row is taken in steps.
 MAX_BLOCK_K = 16384
@@ -35,9 +35,9 @@ def gemv_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_rows = row < out_features
     k = tl.arange(0, BLOCK_K)
@@ -50,6 +50,13 @@ def gemv_kernel(
         up_weight = tl.load(weight_ptrs + up_offset, mask=mask, other=0.0, eviction_policy="evict_first")
     if HAS_NORM:
         norm = tl.load(norm_ptr + k, mask=in_k, other=0.0)
+    if PDL and tl.program_id(0) < AHEAD:
+        # What is on the chip now waits; ask for the rows of the programs that follow, so that memory does not.
+        ahead = tl.minimum(row + AHEAD * ROWS, out_features - 1).to(tl.int64)[:, None] * in_features
+        line = tl.minimum(tl.arange(0, BLOCK_K // 64) * 64, in_features - 1)[None, :]
+        prefetch_lines(weight_ptr + ahead + line)
+        if ACTIVATION != "":
+            prefetch_lines(weight_ptr + up_offset + ahead + line)
     wait_for_inputs(PDL)
 
     x = tl.load(x_ptr + k, mask=in_k, other=0.0).to(tl.float32)
@@ -92,11 +99,12 @@ def gemv(
     activation: str,
     rows_per_program: int,
     num_warps: int,
+    prefetch_programs: int = 0,
 ) -> None:
     """Write activation(W · norm(x) + bias) + residual for one row x [1, in] into out [1, features].
 
     weight [features, in], or [2 * features, in] = (gate | up) where `activation` is not "". A norm needs
-    in_features ≤ 16,384.
+    in_features ≤ 16,384. The first `prefetch_programs` programs ask L2 for the rows of as many after them.
     """
     out_features, in_features = out.shape[-1], weight.shape[1]
     block_k = min(MAX_BLOCK_K, triton.next_power_of_2(in_features))
@@ -117,6 +125,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         ACTIVATION=activation,
+        AHEAD=prefetch_programs,
         num_warps=num_warps,
         **dependent_launch(x),
     )

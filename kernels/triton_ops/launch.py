@@ -1,9 +1,10 @@
 """Programmatic dependent launch, shared by every kernel of this package.
 
-A kernel launched this way may start while the one before it still drains: it announces itself with
-`launch_dependents`, reads what no kernel writes (weights), and calls `wait_for_inputs` before anything else. Every kernel
-must wait, even one with nothing to read: the next one relies on it that all earlier kernels have completed.
-Needs compute capability 9.0; elsewhere both calls compile to nothing.
+A kernel launched this way may start while the one before it still drains: it reads what it may, and calls
+`wait_for_inputs` before anything else. The wait is also where it lets the next kernel start, so once a kernel runs, all
+but its direct predecessor have completed: before the wait it may read weights and whatever an earlier kernel than
+the last one wrote. Every kernel must wait, even one with nothing to read.
+Needs compute capability 9.0; elsewhere the call compiles to nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def launch_dependents(PDL: tl.constexpr):
-    """Let the next kernel's programs take the room that this one's leave."""
+def wait_for_inputs(PDL: tl.constexpr):
+    """Block until the kernels before have completed and their writes are visible; then let the next one start."""
     if PDL:
+        gdc_wait()
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait_for_inputs(PDL: tl.constexpr):
-    """Block until the kernels before have completed and their writes are visible."""
-    if PDL:
-        gdc_wait()
+def prefetch_lines(ptrs):
+    """Ask L2 for the 128-byte lines that hold `ptrs`. Not for the interpreter."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @functools.cache

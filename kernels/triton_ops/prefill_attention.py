@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.decode_attention import LOG2_E, capped
-from kernels.triton_ops.launch import capability, dependent_launch, launch_dependents, wait_for_inputs
+from kernels.triton_ops.launch import capability, dependent_launch, wait_for_inputs
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _attend_blocks(
             keys = tl.load(key_ptrs, mask=kv_mask, other=0.0)
         else:
             keys = tl.load(key_ptrs)
-        scores = tl.dot(q, tl.trans(keys)) * scale
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
         if HAS_CAP:
             scores = capped(scores, soft_cap) * LOG2_E
         if MASKED:
@@ -78,8 +78,9 @@ def _attend_blocks(
             block_values = tl.load(value_ptrs, mask=kv_mask, other=0.0)
         else:
             block_values = tl.load(value_ptrs)
-        values = tl.dot(weights.to(block_values.dtype), block_values, values * fade[:, None])
         total = total * fade + tl.sum(weights, axis=1)
+        weights = weights.to(block_values.dtype)
+        values = tl.dot(weights, block_values, values * fade[:, None], input_precision="ieee")
         maximum = new_maximum
     return maximum, total, values
 
@@ -112,7 +113,6 @@ def prefill_attention_kernel(
     HAS_CAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     # The last tiles see the longest context: start them first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -165,11 +165,18 @@ def prefill_attention_kernel(
     tl.store(out_ptr + q_offset, (values / total[:, None]).to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
-def tile_shape(head_dim: int, shared_memory_is_large: bool) -> tuple[int, int, int, int]:
-    """(rows of a query tile, keys a step, warps, pipeline stages) by head size and shared memory of the GPU."""
+def tile_shape(head_dim: int, max_query_len: int, shared_memory_is_large: bool) -> tuple[int, int, int, int]:
+    """(rows of a query tile, keys a step, warps, pipeline stages), as measured on an H200 with 128 elements a head.
+
+    Over 32 layers: 64 prompts of 23 tokens 0.56 ms (0.72 with the tile of long ones), 64 of 128 tokens 3.12 (3.67).
+    """
     if head_dim > 128:
         return (64, 32, 4, 2)
-    return (128, 64, 8, 3) if shared_memory_is_large else (64, 64, 4, 2)
+    if max_query_len <= 32:
+        return (64, 32, 4, 4)
+    if not shared_memory_is_large:
+        return (64, 64, 4, 2)
+    return (128, 64, 4, 3) if max_query_len <= 256 else (128, 128, 8, 3)
 
 
 def prefill_attention(
@@ -192,8 +199,10 @@ def prefill_attention(
     num_heads, head_dim = q.shape[1], q.shape[2]
     num_kv_heads, group = key_cache.shape[1], num_heads // key_cache.shape[1]
     out = torch.empty_like(q)
-    if tile is None:
-        tile = tile_shape(head_dim, q.is_cuda and capability(q.device.index) in ((8, 0), (9, 0)))
+    if tile is None and q.element_size() > 2:
+        tile = (64, 32, 4, 2)
+    elif tile is None:
+        tile = tile_shape(head_dim, max_query_len, q.is_cuda and capability(q.device.index) in ((8, 0), (9, 0)))
     block_m, block_n, num_warps, num_stages = tile
     grid = (triton.cdiv(max_query_len * group, block_m), num_kv_heads, context_lens.shape[0])
     if 0 in grid:

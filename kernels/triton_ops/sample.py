@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import SamplingTensors
-from kernels.triton_ops.launch import arrival_counters, dependent_launch, launch_dependents, wait_for_inputs
+from kernels.triton_ops.launch import arrival_counters, dependent_launch, wait_for_inputs
 
 CHUNK = 8192
 SEARCH_BLOCK = 1024
@@ -24,7 +24,7 @@ KEY_BITS = 32
 
 @triton.jit
 def _distance(logits, largest, temperature):
-    """(largest - logit) / temperature, at least 0: how far a token is behind the likeliest, in units of log-probability."""
+    """(largest - logit) / temperature, at least 0: how far a token is behind the likeliest, in log-probability."""
     return tl.maximum((largest - logits) / temperature, 0.0)
 
 
@@ -46,7 +46,6 @@ def row_maximum_kernel(
     PDL: tl.constexpr,
 ):
     """Largest logit of each row and the lowest id that has it; sets both thresholds to "keep all"."""
-    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
@@ -96,7 +95,6 @@ def threshold_search_kernel(
     PDL: tl.constexpr,
 ):
     """One digit of the key of the last token kept. Rows whose filter is off, and greedy rows, leave at once."""
-    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
@@ -180,7 +178,6 @@ def draw_kernel(
     PDL: tl.constexpr,
 ):
     """Kept mass of each chunk; the last program of a row draws. Greedy rows take the likeliest token."""
-    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)

@@ -1,8 +1,8 @@
 """Product of a few rows (2 to 64) with a weight matrix on tensor cores, with bias, gate or residual after it.
 
-The time is that of streaming the weights once, so a program takes a band of weight rows through a deep pipeline, and asks
-for the band's first part (into L2) before it waits for the rows. With SPLIT_K over 1, programs share a band along K; the
-last to arrive adds the parts in order.
+The time is that of streaming the weights once, so a program takes a band of weight rows through a deep pipeline, and
+asks for the band's first part (into L2) before it waits for the rows. With SPLIT_K over 1, programs share a band along
+K; the last to arrive adds the parts in order.
 """
 
 from __future__ import annotations
@@ -14,15 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.gated_activation import activate
-from kernels.triton_ops.launch import arrival_counters, dependent_launch, launch_dependents, wait_for_inputs
-
-
-@triton.jit
-def _prefetch(ptrs):
-    """Ask L2 for the lines of `ptrs`."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
+from kernels.triton_ops.launch import arrival_counters, dependent_launch, prefetch_lines, wait_for_inputs
 
 
 @triton.jit
@@ -31,7 +23,7 @@ def _prefetch_band(weight_ptr, first_row, in_features, k_begin, BLOCK_N: tl.cons
     row = first_row + tl.arange(0, BLOCK_N)
     column = k_begin + tl.arange(0, PREFETCH_K // 64) * 64
     column = tl.minimum(column, in_features - 1)
-    _prefetch(weight_ptr + row.to(tl.int64)[:, None] * in_features + column[None, :])
+    prefetch_lines(weight_ptr + row.to(tl.int64)[:, None] * in_features + column[None, :])
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -62,7 +54,6 @@ def thin_product_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     GATED: tl.constexpr = ACTIVATION != ""
     band = tl.program_id(0)
     split = tl.program_id(1)
@@ -100,18 +91,18 @@ def thin_product_kernel(
         else:
             weight = tl.load(weight_rows + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         if WEIGHTS_FIRST:
-            product = tl.dot(weight, tl.trans(x), product)
+            product = tl.dot(weight, tl.trans(x), product, input_precision="ieee")
         else:
-            product = tl.dot(x, tl.trans(weight), product)
+            product = tl.dot(x, tl.trans(weight), product, input_precision="ieee")
         if GATED:
             if EVEN_K and EVEN_N:
                 up_weight = tl.load(weight_rows + up_offset + start, eviction_policy="evict_first")
             else:
                 up_weight = tl.load(weight_rows + up_offset + start, weight_mask, 0.0, eviction_policy="evict_first")
             if WEIGHTS_FIRST:
-                up = tl.dot(up_weight, tl.trans(x), up)
+                up = tl.dot(up_weight, tl.trans(x), up, input_precision="ieee")
             else:
-                up = tl.dot(x, tl.trans(up_weight), up)
+                up = tl.dot(x, tl.trans(up_weight), up, input_precision="ieee")
     if WEIGHTS_FIRST:
         product = tl.trans(product)
         up = tl.trans(up)

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for the GPUs we support, without one: sm_80 (A100), sm_89 (L4, 4090), sm_90 (H100, H200)."""
+"""Every Triton kernel compiles, without a GPU, for sm_80 (A100), sm_89 (L4, 4090), sm_90 (H100, H200)."""
 
 from __future__ import annotations
 

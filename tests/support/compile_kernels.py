@@ -90,9 +90,10 @@ def launch_attention(head_dim: int, shared_memory_is_large: bool) -> None:
         decode_attention(qkv, *caches, HEADS, 0.1, None, None, 128, rotation, num_splits)
     decode_attention(q, *caches, HEADS, 0.1, 32, 30.0, 128, None, 2)
     cu_seqlens = torch.tensor([0, 1, 2], dtype=torch.int32)
-    tile = tile_shape(head_dim, shared_memory_is_large)
-    prefill_attention(q, *caches, cu_seqlens, 0.1, None, None, 1, tile)
-    prefill_attention(q, *caches, cu_seqlens, 0.1, 32, None, 1, tile)
+    for max_query_len in (16, 128, 2048):
+        tile = tile_shape(head_dim, max_query_len, shared_memory_is_large)
+        prefill_attention(q, *caches, cu_seqlens, 0.1, None, None, 1, tile)
+        prefill_attention(q, *caches, cu_seqlens, 0.1, 32, None, 1, tile)
 
 
 if __name__ == "__main__":
