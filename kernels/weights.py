@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,15 +61,23 @@ class QuantizedWeight:
 LinearWeight = torch.Tensor | QuantizedWeight
 
 
-def concatenate_rows(weights: list[LinearWeight]) -> LinearWeight | None:
-    """One weight [sum of out, in] from several of equal format; None where their formats differ."""
-    first = weights[0]
-    if all(isinstance(weight, torch.Tensor) for weight in weights):
-        tensors = [weight for weight in weights if isinstance(weight, torch.Tensor)]
-        return torch.cat(tensors) if len({weight.dtype for weight in tensors}) == 1 else None
+def concatenate_rows(weights: Sequence[LinearWeight]) -> list[LinearWeight]:
+    """The weights, stacked by output, in as few pieces as their formats allow: neighbours stored alike are joined."""
+    joined = []
+    for _, group in itertools.groupby(weights, key=_storage):
+        members = list(group)
+        joined.append(members[0] if len(members) == 1 else _concatenate(members))
+    return joined
+
+
+def _storage(weight: LinearWeight) -> str:
+    return weight.format if isinstance(weight, QuantizedWeight) else str(weight.dtype)
+
+
+def _concatenate(weights: Sequence[LinearWeight]) -> LinearWeight:
     blocks = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    if len(blocks) < len(weights) or len({weight.format for weight in blocks}) > 1:
-        return None
-    assert isinstance(first, QuantizedWeight)
-    joined = {name: torch.cat([weight.tensors[name] for weight in blocks]) for name in first.tensors}
-    return QuantizedWeight(first.format, (sum(weight.shape[0] for weight in blocks), first.shape[1]), joined)
+    if not blocks:
+        return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
+    tensors = {name: torch.cat([weight.tensors[name] for weight in blocks]) for name in blocks[0].tensors}
+    shape = (sum(weight.shape[0] for weight in blocks), blocks[0].shape[1])
+    return QuantizedWeight(blocks[0].format, shape, tensors)

@@ -145,10 +145,9 @@ class _Builder:
         )
 
     def _projection(self, prefix: str, out_sizes: dict[str, int], in_size: int, has_bias: bool) -> Projection:
-        """The named weights stacked into one where they are stored alike."""
+        """The named weights, stacked where they are stored alike."""
         weights = [self._weight(prefix + name, (size, in_size)) for name, size in out_sizes.items()]
-        joined = concatenate_rows(weights)
-        packed = tuple(self._pack(weight) for weight in (weights if joined is None else [joined]))
+        packed = tuple(self._pack(weight) for weight in concatenate_rows(weights))
         if not has_bias:
             return Projection(packed)
         biases = [self._vector(f"{prefix}{name}.bias", size) for name, size in out_sizes.items()]

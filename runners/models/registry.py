@@ -16,19 +16,16 @@ class Architecture:
 
     norm_placement: str = "pre"
     qk_norm: bool = False
-    allows_sliding_window: bool = False
     activation: Activation = Activation.SILU
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "smollm": Architecture(),
-    "mistral": Architecture(allows_sliding_window=True),
-    "qwen2": Architecture(allows_sliding_window=True),
-    "qwen3": Architecture(qk_norm=True, allows_sliding_window=True),
-    "gemma3": Architecture(
-        norm_placement="sandwich", qk_norm=True, allows_sliding_window=True, activation=Activation.GELU_TANH
-    ),
+    "mistral": Architecture(),
+    "qwen2": Architecture(),
+    "qwen3": Architecture(qk_norm=True),
+    "gemma3": Architecture(norm_placement="sandwich", qk_norm=True, activation=Activation.GELU_TANH),
 }
 
 
@@ -62,8 +59,6 @@ def _faults(config: ModelConfig, architecture: Architecture) -> Iterator[str]:
         if len(values) not in (0, config.num_layers) or (name == "layer_rope_theta" and not values):
             yield f"{name} has {len(values)} entries for {config.num_layers} layers"
     windows = {window for window in config.layer_windows if window is not None}
-    if windows and not architecture.allows_sliding_window:
-        yield f"sliding window {sorted(windows)} is not supported"
     if any(window < 1 for window in windows):
         yield f"sliding window {min(windows)} is less than one token"
     for kind in sorted({scaling.kind for scaling in config.layer_rope_scaling if scaling} - set(SCALING_KINDS)):

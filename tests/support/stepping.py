@@ -35,7 +35,7 @@ class Stepper:
     def __init__(
         self, decoder: Decoder, *, slots: int = 32, blocks: int = 400, eos_token_ids: Sequence[int] = (), seed: int = 0
     ) -> None:
-        self.cache = DeviceCache(decoder.config, blocks, BLOCK_TOKENS, decoder.dtype)
+        self.cache = DeviceCache(decoder.config, blocks, BLOCK_TOKENS, decoder.dtype, decoder.device)
         self.executor = TorchExecutor(
             decoder, self.cache, slots=slots, max_context=decoder.max_context, eos_token_ids=eos_token_ids
         )

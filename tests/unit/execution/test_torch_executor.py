@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels import ops
 from runners.execution.executor import LaunchError
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
@@ -85,6 +86,14 @@ def test_greedy_ids_vary(decoder: Decoder) -> None:
     alone = run_each_alone(decoder, make_requests(8))
     assert len({tuple(ids) for ids in alone.values()}) == 8
     assert all(len(set(ids)) > 2 for ids in alone.values())
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_what_the_cpu_gets(decoder: Decoder) -> None:
+    requests = make_requests(8)
+    on_gpu = build_decoder(random_checkpoint(small_config()), dtype="float32", device="cuda", quantization="none")
+    with ops.reference_only():
+        assert run_each_alone(on_gpu, requests) == run_each_alone(decoder, requests)
 
 
 def test_chunks_without_a_sample_return_no_token(decoder: Decoder) -> None:

@@ -68,7 +68,7 @@ def test_weight_without_a_place_is_named() -> None:
         ({"qk_norm": True}, "qk_norm True"),
         ({"num_kv_heads": 3}, "num_heads 4 is no multiple of num_kv_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"layer_windows": (8, None, None)}, r"sliding window \[8\]"),
+        ({"layer_windows": (8, None, 0)}, "sliding window 0 is less than one token"),
         ({"layer_windows": (None,)}, "layer_windows has 1 entries for 3 layers"),
         ({"extra": {"partial_rotary_factor": "0.5"}}, "partial_rotary_factor=0.5"),
     ],

@@ -1,4 +1,4 @@
-"""The decoder against transformers, from folders that transformers wrote: tiny random models of every family."""
+"""The decoder against transformers, from safetensors that transformers wrote and from GGUF: tiny random models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from kernels import ops
 from runners.loading.checkpoint import open_checkpoint
 from runners.models.builder import build_decoder
 from tests.support.forward import logits_in_pieces
+from tests.support.gguf_writer import write_gguf
 from tests.support.tensors import relative_error
 from tests.support.tiny_models import FAMILIES, LLAMA3_ROPE, tiny_model
 
@@ -23,17 +25,18 @@ PIECES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def model_and_folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+@pytest.fixture(scope="module", params=[(family, suffix) for family in FAMILIES for suffix in ("safetensors", "gguf")])
+def model_and_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[torch.nn.Module, Path]:
+    family, suffix = request.param
     model = tiny_model(family)
-    folder = tmp_path_factory.mktemp(family)
-    model.save_pretrained(folder)
-    return model, folder
+    path = tmp_path_factory.mktemp(family)
+    if suffix == "safetensors":
+        model.save_pretrained(path, max_shard_size="200KB")  # several shards
+    else:
+        write_gguf(model, path / "model.gguf")
+    return model, path
 
 
 def expected_logits(
@@ -49,11 +52,11 @@ def expected_logits(
 @pytest.mark.parametrize("implementation", ["reference", "registered"])
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
 def test_logits_equal_transformers(
-    model_and_folder: tuple[torch.nn.Module, Path], pieces: list[int], implementation: str
+    model_and_path: tuple[torch.nn.Module, Path], pieces: list[int], implementation: str
 ) -> None:
-    model, folder = model_and_folder
+    model, path = model_and_path
     token_ids = torch.randint(0, 160, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1)).tolist()
-    decoder = build_decoder(open_checkpoint(folder), dtype="float32", quantization="none")
+    decoder = build_decoder(open_checkpoint(path), dtype="float32", quantization="none")
     if implementation == "reference":
         with ops.reference_only():
             logits = logits_in_pieces(decoder, token_ids, pieces)
@@ -64,10 +67,10 @@ def test_logits_equal_transformers(
     assert max(relative_error(ours, theirs) for ours, theirs in zip(logits, expected, strict=True)) <= 1e-4
 
 
-def test_bfloat16_stays_close(model_and_folder: tuple[torch.nn.Module, Path]) -> None:
-    model, folder = model_and_folder
+def test_bfloat16_stays_close(model_and_path: tuple[torch.nn.Module, Path]) -> None:
+    model, path = model_and_path
     token_ids = list(range(10, 60))
-    decoder = build_decoder(open_checkpoint(folder), dtype="bfloat16")
+    decoder = build_decoder(open_checkpoint(path), dtype="bfloat16")
     assert relative_error(logits_in_pieces(decoder, token_ids, [49, 1]), expected_logits(model, token_ids)) <= 5e-2
 
 
@@ -89,6 +92,27 @@ def test_scaled_rope_at_position_10000(rope_parameters: dict[str, object], tmp_p
     unscaled = tiny_model("llama", max_position_embeddings=16384, rope_parameters=plain)
     unscaled.load_state_dict(model.state_dict())
     assert relative_error(expected_logits(unscaled, token_ids, position_ids), logits) > 1e-2
+
+
+def test_blocks_stay_blocks_where_there_are_kernels_and_mixed_types_keep_their_own(tmp_path: Path) -> None:
+    """q, k and gate in Q8_0, v and up in Q5_0, as some files have them: two matrices each, the same product."""
+    model = tiny_model("qwen3")
+    mixed = {
+        f"blk.{layer}.{name}.weight": GGMLQuantizationType.Q5_0 for layer in range(3) for name in ("attn_v", "ffn_up")
+    }
+    path = tmp_path / "model.gguf"
+    write_gguf(model, path, matrix_type=GGMLQuantizationType.Q8_0, tensor_types=mixed)
+    token_ids = list(range(20, 70))
+    dequantized = build_decoder(open_checkpoint(path), dtype="float32", quantization="none")
+    expected = logits_in_pieces(dequantized, token_ids, [40] + [1] * 10)
+    assert relative_error(expected, expected_logits(model, token_ids)) < 0.2
+
+    kept = build_decoder(open_checkpoint(path), dtype="float32")
+    if {"q8_0", "q5_0"} <= ops.native_formats("cpu"):
+        assert kept.weight_bytes < dequantized.weight_bytes / 2
+        assert len(kept.layers[0].qkv_proj.weights) == len(kept.layers[0].gate_up_proj.weights) == 2
+    # Kernels may round activations to eight bits.
+    assert relative_error(logits_in_pieces(kept, token_ids, [40] + [1] * 10), expected) < 2e-2
 
 
 def test_weight_bytes_count_a_tied_head_once(tmp_path: Path) -> None:
