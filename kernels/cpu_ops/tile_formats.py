@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_ops.library import DTYPE_IDS, require_library
+from kernels.host_memory import HostArena
 from kernels.weights import QuantizedWeight
 
 PREFIX = "cpu_"
+_arena = HostArena(buffer_bytes=64 << 20)
 
 # GGML type → (id, as `FormatId` in tile_format.h; elements of a block).
 TILED_TYPES = {
@@ -35,7 +37,7 @@ def tile_weight(weight: QuantizedWeight) -> QuantizedWeight:
     if blocks.stride(-1) != 1:
         blocks = blocks.contiguous()
     library = require_library()
-    tiles = torch.zeros(library.wl_tiled_bytes(format_id, out_features, in_features), dtype=torch.uint8)
+    tiles = _arena.take(library.wl_tiled_bytes(format_id, out_features, in_features))
     library.wl_repack(format_id, blocks.data_ptr(), blocks.stride(0), out_features, in_features, tiles.data_ptr())
     return QuantizedWeight(PREFIX + weight.format, weight.shape, {"tiles": tiles})
 

@@ -1,6 +1,5 @@
 // Index of the largest value of each row: the lowest index among equals, the first NaN where there is one.
-#include <omp.h>
-
+#include "parallel.h"
 #include "vec.h"
 
 namespace wl {
@@ -41,8 +40,7 @@ extern "C" {
 
 // logits [rows, n] float32, rows stride elements apart; ids [rows].
 void wl_argmax(const float* logits, int64_t rows, int64_t n, int64_t stride, int64_t* ids) {
-#pragma omp parallel for schedule(static) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) ids[r] = wl::argmax_row(logits + r * stride, n);
+    wl::parallel_for(rows, rows * n > (1 << 16), [=](int64_t r) { ids[r] = wl::argmax_row(logits + r * stride, n); });
 }
 
 #pragma GCC visibility pop

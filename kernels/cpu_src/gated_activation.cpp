@@ -1,6 +1,5 @@
 // act(gate) * up. silu(x) = x / (1 + exp(-x)); gelu_tanh(x) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-#include <omp.h>
-
+#include "parallel.h"
 #include "vec.h"
 
 namespace wl {
@@ -18,8 +17,9 @@ void gate_row(const T* gate_up, int64_t width, bool gelu, T* y) {
 
 template <typename T>
 void gate_rows(const T* gate_up, int64_t rows, int64_t width, bool gelu, T* y) {
-#pragma omp parallel for schedule(static) if (rows > 1 && rows * width > (1 << 14))
-    for (int64_t r = 0; r < rows; r++) gate_row(gate_up + 2 * r * width, width, gelu, y + r * width);
+    parallel_ranges(rows, rows * width > (1 << 14), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; r++) gate_row(gate_up + 2 * r * width, width, gelu, y + r * width);
+    });
 }
 
 }  // namespace

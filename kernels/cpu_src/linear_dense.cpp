@@ -1,9 +1,8 @@
 // y = x W^T (+ bias) for few rows of x and a dense float32, bfloat16 or float16 weight: one pass over the weight at
 // memory speed, products and sums in float32. Many rows belong to a blocked matrix product.
-#include <omp.h>
-
 #include <vector>
 
+#include "parallel.h"
 #include "vec.h"
 
 namespace wl {
@@ -27,11 +26,12 @@ void dot_outputs(const float* x, int64_t in, const W* const weight[kOutputs], fl
         for (int o = 0; o < kOutputs; o++) result[r][o] = reduce_add(acc[r][o]);
 }
 
+// Output features [begin, end).
 template <typename W, typename Y>
-void multiply(const float* x, int64_t rows, int64_t in, const W* weight, int64_t out, const float* bias, Y* y) {
-#pragma omp parallel for schedule(static) if (rows * in * out > (1 << 16))
-    for (int64_t first = 0; first < out; first += kOutputs) {
-        const int64_t count = out - first < kOutputs ? out - first : kOutputs;
+void multiply_range(const float* x, int64_t rows, int64_t in, const W* weight, int64_t out, const float* bias, Y* y,
+                    int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += kOutputs) {
+        const int64_t count = end - first < kOutputs ? end - first : kOutputs;
         const W* w[kOutputs];
         for (int64_t o = 0; o < kOutputs; o++) w[o] = weight + (first + (o < count ? o : 0)) * in;
         for (int64_t row = 0; row < rows; row += 4) {
@@ -48,6 +48,15 @@ void multiply(const float* x, int64_t rows, int64_t in, const W* weight, int64_t
                     from_float(y + (row + r) * out + first + o, result[r][o] + (bias ? bias[first + o] : 0.0f));
         }
     }
+}
+
+template <typename W, typename Y>
+void multiply(const float* x, int64_t rows, int64_t in, const W* weight, int64_t out, const float* bias, Y* y) {
+    const int64_t groups = (out + kOutputs - 1) / kOutputs;
+    parallel_ranges(groups, rows * in * out > (1 << 16), [&](int64_t begin, int64_t end) {
+        multiply_range(x, rows, in, weight, out, bias, y, begin * kOutputs,
+                       end * kOutputs < out ? end * kOutputs : out);
+    });
 }
 
 template <typename X>

@@ -1,11 +1,10 @@
 // y = x W^T (+ bias) for tiled quantised weights. Activations are rounded to 15 bits and a sign per 32 columns (relative
 // to the largest of them: 2^-14, near float32 for this purpose) and multiplied as integers, so a product costs half of
 // float32 FMA and weights are never expanded. With VNNI the 15 bits are two signed bytes, x = 128 * high + low.
-#include <omp.h>
-
 #include <cmath>
 #include <vector>
 
+#include "parallel.h"
 #include "tile_format.h"
 
 namespace wl {
@@ -189,11 +188,9 @@ void store_tile(const Call& c, int64_t tile, f32x16 v, Y* y) {
     }
 }
 
-// Rows [0, rows) of quantised activations times the tiles of this thread.
+// Rows [0, rows) of quantised activations times tiles [begin, end).
 template <typename Y>
-void multiply_share(const Call& c, const ActBlock* x, int64_t rows, Y* y, int thread, int threads) {
-    const int64_t num_tiles = (c.out + kTileRows - 1) / kTileRows;
-    const int64_t begin = num_tiles * thread / threads, end = num_tiles * (thread + 1) / threads;
+void multiply_tiles(const Call& c, const ActBlock* x, int64_t rows, Y* y, int64_t begin, int64_t end) {
     const int64_t blocks = c.in / kFormats[c.format].block_cols, bytes = (int64_t)tile_bytes(c.format, c.in);
     for (int64_t tile = begin; tile < end; tile++)
         for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
@@ -211,31 +208,23 @@ void quantize_row(const X* x, int64_t in, ActBlock* blocks, int64_t stride) {
 
 template <typename X, typename Y>
 void linear(const Call& c, const X* x, int64_t x_stride, int64_t rows, Y* y) {
-    constexpr int64_t kPanel = 128;         // rows whose codes stay in the second-level cache
-    constexpr int64_t kParallelWork = 1 << 16;  // multiplications below which a second thread costs more than it gives
+    constexpr int64_t kPanel = 128;  // rows whose codes stay in the second-level cache
+    // Elements to round and products to sum below which a second thread costs more than it gives.
+    constexpr int64_t kParallelRounding = 1 << 13, kParallelWork = 1 << 16;
     static thread_local std::vector<ActBlock> scratch;
     const int64_t blocks = c.in / 32;
     scratch.resize((size_t)(blocks * (rows < kPanel ? rows : kPanel)));
     ActBlock* act = scratch.data();
+    const int64_t num_tiles = (c.out + kTileRows - 1) / kTileRows;
     for (int64_t first = 0; first < rows; first += kPanel) {
         const int64_t n = rows - first < kPanel ? rows - first : kPanel;
         const X* panel = x + first * x_stride;
-        if (n * c.in * c.out < kParallelWork || omp_get_max_threads() == 1) {
-            for (int64_t r = 0; r < n; r++) quantize_row(panel + r * x_stride, c.in, act + r, n);
-            multiply_share(c, act, n, y + first * c.out, 0, 1);
-            continue;
-        }
-        const bool serial = n <= 2;  // rounding two rows takes less time than a barrier
-        if (serial)
-            for (int64_t r = 0; r < n; r++) quantize_row(panel + r * x_stride, c.in, act + r, n);
-#pragma omp parallel
-        {
-            if (!serial) {
-#pragma omp for schedule(static)
-                for (int64_t r = 0; r < n; r++) quantize_row(panel + r * x_stride, c.in, act + r, n);
-            }
-            multiply_share(c, act, n, y + first * c.out, omp_get_thread_num(), omp_get_num_threads());
-        }
+        parallel_ranges(n, n * c.in >= kParallelRounding, [&](int64_t begin, int64_t end) {
+            for (int64_t r = begin; r < end; r++) quantize_row(panel + r * x_stride, c.in, act + r, n);
+        });
+        parallel_ranges(num_tiles, n * c.in * c.out >= kParallelWork, [&](int64_t begin, int64_t end) {
+            multiply_tiles(c, act, n, y + first * c.out, begin, end);
+        });
     }
 }
 
@@ -269,13 +258,12 @@ constexpr DequantizeTile kDequantize[kNumFormats] = {
 template <typename Y>
 void gather_rows(const Call& c, const int32_t* ids, int64_t count, float factor, Y* y) {
     const int64_t bytes = (int64_t)tile_bytes(c.format, c.in), blocks = c.in / kFormats[c.format].block_cols;
-#pragma omp parallel for schedule(static) if (count > 4)
-    for (int64_t i = 0; i < count; i++) {
+    parallel_for(count, count > 4, [&](int64_t i) {
         std::vector<float> columns((size_t)c.in * 16);
         kDequantize[c.format](c.tiles + ids[i] / kTileRows * bytes, blocks, columns.data());
         const float* lane = columns.data() + ids[i] % kTileRows;
         for (int64_t k = 0; k < c.in; k++) from_float(y + i * c.in + k, lane[16 * k] * factor);
-    }
+    });
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // RMS norm, alone and behind the residual addition. Sums in float32, the result rounded once.
-#include <omp.h>
-
 #include <cmath>
 
+#include "parallel.h"
 #include "vec.h"
 
 namespace wl {
@@ -34,11 +33,11 @@ void norm_row(const T* x, const T* residual, const float* weight, int64_t hidden
 template <typename T>
 void norm_rows(const T* x, const T* residual, const float* weight, int64_t rows, int64_t hidden, float eps, T* y,
                T* total) {
-#pragma omp parallel for schedule(static) if (rows > 1 && rows * hidden >= kParallelElements)
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t at = r * hidden;
-        norm_row(x + at, residual ? residual + at : nullptr, weight, hidden, eps, y + at, total ? total + at : nullptr);
-    }
+    parallel_ranges(rows, rows * hidden >= kParallelElements, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin * hidden; at < end * hidden; at += hidden)
+            norm_row(x + at, residual ? residual + at : nullptr, weight, hidden, eps, y + at,
+                     total ? total + at : nullptr);
+    });
 }
 
 }  // namespace

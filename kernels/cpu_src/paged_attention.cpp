@@ -1,20 +1,18 @@
 // Causal attention over paged keys and values with an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
 // One unit of work is a tile of queries of one sequence under one KV head: its rows (queries x heads of the group) share
-// each chunk of 32 keys, which is brought to float32 once, keys transposed so that a vector holds scores of 16 keys.
-// Decode over a long context is cut into splits whose partial results are merged.
-#include <omp.h>
-
+// each chunk of 32 keys (attention_chunk.h). Decode over a long context is cut into splits whose results are merged.
 #include <cmath>
 #include <vector>
 
-#include "vec.h"
+#include "attention_chunk.h"
+#include "parallel.h"
 
 namespace wl {
 namespace {
 
-constexpr int kChunk = 32;      // keys
-constexpr int kTileRows = 64;   // queries x group
-constexpr int kSplitKeys = 128; // a split is not shorter
+constexpr int kTileRows = 64;       // queries x group
+constexpr int kTransposeRows = 12;  // from here on transposing the keys pays
+constexpr int kSplitKeys = 128;     // a split is not shorter
 constexpr float kInfinity = __builtin_inff();
 
 struct Attention {
@@ -51,80 +49,30 @@ struct Scratch {
     }
 };
 
-typedef int32_t Shuffle __attribute__((vector_size(64)));
-
-// rows[i][j] -> rows[j][i], 16 x 16: four rounds that interleave rows i and i + 8.
-inline void transpose(f32x16 rows[16]) {
-    const Shuffle low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    const Shuffle high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    f32x16 other[16];
-    for (int round = 0; round < 4; round++) {
-        for (int i = 0; i < 8; i++) {
-            other[2 * i] = __builtin_shuffle(rows[i], rows[i + 8], low);
-            other[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + 8], high);
-        }
-        for (int i = 0; i < 16; i++) rows[i] = other[i];
-    }
-}
-
-// Keys [position, position + kChunk) as [dim][kChunk], values as [kChunk][dim]; zeros from `end` on.
+// Where keys and values of [position, position + kChunk) lie: pointers past the end
+// repeat the last key. The rows are asked for at once: a page of keys is often not in any cache.
 template <typename KV>
-void load_chunk(const Attention& a, const Work& w, int64_t position, int64_t end, Scratch& s) {
-    const KV *key[kChunk], *value[kChunk];
+void find_chunk(const Attention& a, const Work& w, int64_t position, ChunkRows<KV>& rows) {
     const int32_t* table = a.block_tables + w.sequence * a.tables_stride;
-    const int64_t count = end - position < kChunk ? end - position : kChunk;
-    for (int64_t t = 0; t < count; t++) {
-        const int64_t p = position + t;
-        const int64_t at = table[p / a.block_tokens] * a.block_stride + w.kv_head * a.head_stride +
-                           p % a.block_tokens * a.token_stride;
-        key[t] = (const KV*)a.keys + at;
-        value[t] = (const KV*)a.values + at;
-    }
-    for (int64_t d = 0; d < a.dim; d += 16) {
-        for (int half = 0; half < kChunk; half += 16) {
-            f32x16 rows[16];
-            for (int t = 0; t < 16; t++) rows[t] = half + t < count ? load16(key[half + t] + d) : f32x16{};
-            transpose(rows);
-            for (int i = 0; i < 16; i++) store16(s.keys + (d + i) * kChunk + half, rows[i]);
+    const int64_t left = w.end_key - position, count = left < kChunk ? left : kChunk;
+    int64_t block = position / a.block_tokens, offset = position % a.block_tokens;  // divided once, then counted
+    int64_t at = table[block] * a.block_stride + w.kv_head * a.head_stride + offset * a.token_stride;
+    for (int64_t t = 0; t < kChunk; t++) {
+        rows.key[t] = (const KV*)a.keys + at;
+        rows.value[t] = (const KV*)a.values + at;
+        if (t + 1 < count) {
+            at += a.token_stride;
+            if (++offset == a.block_tokens) {
+                offset = 0;
+                at = table[++block] * a.block_stride + w.kv_head * a.head_stride;
+            }
         }
-        for (int t = 0; t < kChunk; t++) store16(s.values + t * a.dim + d, t < count ? load16(value[t] + d) : f32x16{});
-    }
-}
-
-template <int R>
-void score_rows(const float* q, const float* keys, int64_t dim, float* scores) {
-    f32x16 acc[R][2] = {};
-    for (int64_t d = 0; d < dim; d++) {
-        f32x16 low = load16(keys + d * kChunk), high = load16(keys + d * kChunk + 16);
-        for (int r = 0; r < R; r++) {
-            acc[r][0] += q[r * dim + d] * low;
-            acc[r][1] += q[r * dim + d] * high;
+        if (t >= count) continue;
+        for (int64_t d = 0; d < a.dim; d += 64 / (int64_t)sizeof(KV)) {
+            __builtin_prefetch(rows.key[t] + d);
+            __builtin_prefetch(rows.value[t] + d);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int half = 0; half < 2; half++) store16(scores + r * kChunk + 16 * half, acc[r][half]);
-}
-
-// out[r][0..16 N) += sum over keys of weights[r][key] * values[key][0..16 N)
-template <int R, int N>
-void mix_rows(const float* weights, const float* values, int64_t dim, float* out) {
-    f32x16 acc[R][N];
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) acc[r][n] = load16(out + r * dim + 16 * n);
-    for (int t = 0; t < kChunk; t++)
-        for (int n = 0; n < N; n++) {
-            f32x16 v = load16(values + t * dim + 16 * n);
-            for (int r = 0; r < R; r++) acc[r][n] += weights[r * kChunk + t] * v;
-        }
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) store16(out + r * dim + 16 * n, acc[r][n]);
-}
-
-template <int R>
-void mix_columns(const float* weights, const float* values, int64_t dim, float* out) {
-    int64_t d = 0;
-    for (; d + 64 <= dim; d += 64) mix_rows<R, 4>(weights, values + d, dim, out + d);
-    for (; d < dim; d += 16) mix_rows<R, 1>(weights, values + d, dim, out + d);
 }
 
 // Scores of one row to softmax weights, in place; the running maximum and weight move on; returns the factor on what
@@ -160,20 +108,9 @@ float soften_row(float* scores, int64_t first, int64_t last, float soft_cap, flo
     return factor;
 }
 
-// All rows of a work item against one chunk of keys.
-void attend_chunk(const Attention& a, const Work& w, int64_t position, int64_t first_position, Scratch& s) {
-    const int64_t rows = w.num_queries * a.group();
-    for (int64_t r = 0; r < rows; r += 4) {
-        const float* q = s.q + r * a.dim;
-        float* scores = s.scores + r * kChunk;
-        switch (rows - r) {
-            case 1: score_rows<1>(q, s.keys, a.dim, scores); break;
-            case 2: score_rows<2>(q, s.keys, a.dim, scores); break;
-            case 3: score_rows<3>(q, s.keys, a.dim, scores); break;
-            default: score_rows<4>(q, s.keys, a.dim, scores);
-        }
-    }
-    for (int64_t r = 0; r < rows; r++) {
+// The softmax of all rows of a work item over one chunk of scores; sums so far are scaled to the new maximum.
+void soften_rows(const Attention& a, const Work& w, int64_t position, int64_t first_position, Scratch& s) {
+    for (int64_t r = 0; r < w.num_queries * a.group(); r++) {
         const int64_t query = first_position + r / a.group();
         const int64_t lowest = a.window > 0 ? query - a.window + 1 : 0;
         const int64_t first = (lowest > w.first_key ? lowest : w.first_key) - position;
@@ -182,16 +119,6 @@ void attend_chunk(const Attention& a, const Work& w, int64_t position, int64_t f
         if (factor != 1.0f)
             for (int64_t d = 0; d < a.dim; d += 16)
                 store16(s.out + r * a.dim + d, load16(s.out + r * a.dim + d) * factor);
-    }
-    for (int64_t r = 0; r < rows; r += 4) {
-        const float* weights = s.scores + r * kChunk;
-        float* out = s.out + r * a.dim;
-        switch (rows - r) {
-            case 1: mix_columns<1>(weights, s.values, a.dim, out); break;
-            case 2: mix_columns<2>(weights, s.values, a.dim, out); break;
-            case 3: mix_columns<3>(weights, s.values, a.dim, out); break;
-            default: mix_columns<4>(weights, s.values, a.dim, out);
-        }
     }
 }
 
@@ -211,9 +138,21 @@ void attend(const Attention& a, const Work& w, Scratch& s) {
         s.maximum[r] = -kInfinity;
         s.weight[r] = 0.0f;
     }
-    for (int64_t position = w.first_key; position < w.end_key; position += kChunk) {
-        load_chunk<KV>(a, w, position, w.end_key, s);
-        attend_chunk(a, w, position, first_position, s);
+    ChunkRows<KV> chunks[2];
+    find_chunk(a, w, w.first_key, chunks[0]);
+    for (int64_t position = w.first_key, i = 0; position < w.end_key; position += kChunk, i ^= 1) {
+        if (position + kChunk < w.end_key) find_chunk(a, w, position + kChunk, chunks[i ^ 1]);
+        const ChunkRows<KV>& chunk = chunks[i];
+        if (rows < kTransposeRows) {
+            score_direct(s.q, rows, a.dim, chunk, s.scores);
+            soften_rows(a, w, position, first_position, s);
+            mix_direct(s.scores, rows, a.dim, chunk, s.out);
+        } else {
+            widen_chunk(chunk, a.dim, s.keys, s.values);
+            score_widened(s.q, rows, a.dim, s.keys, s.scores);
+            soften_rows(a, w, position, first_position, s);
+            mix_widened(s.scores, rows, a.dim, s.values, s.out);
+        }
     }
     for (int64_t r = 0; r < rows; r++) {
         const float* sums = s.out + r * a.dim;
@@ -281,15 +220,13 @@ template <typename Q, typename KV>
 void run(const Attention& a) {
     static thread_local std::vector<float> partials;
     int64_t work_keys;
-    const std::vector<Work> items = plan(a, omp_get_max_threads(), partials, work_keys);
+    const std::vector<Work> items = plan(a, num_threads(), partials, work_keys);
     const int64_t count = (int64_t)items.size();
-#pragma omp parallel if (count > 1 && work_keys * a.dim > (1 << 14))
-    {
+    parallel_for(count, work_keys * a.dim > (1 << 14), [&](int64_t i) {
         static thread_local Scratch scratch;
         scratch.reserve(a.dim);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) attend<Q, KV>(a, items[count - 1 - i], scratch);
-    }
+        attend<Q, KV>(a, items[count - 1 - i], scratch);  // the longest queries tend to come last
+    });
     for (int64_t i = 0; i < count;) {
         int64_t splits = 1;
         if (items[i].partial) {

@@ -1,8 +1,7 @@
 // Between the QKV product and attention: per-head norm of q and k, half-split rotation, K and V into their blocks.
-#include <omp.h>
-
 #include <cmath>
 
+#include "parallel.h"
 #include "vec.h"
 
 namespace wl {
@@ -76,12 +75,13 @@ void write_tokens(const X* qkv, int64_t tokens, const Heads& heads, const Norms&
                   const int32_t* positions, const Cache& keys, const Cache& values, const int64_t* slots,
                   int64_t block_tokens, X* q) {
     const int64_t width = (heads.q + 2 * heads.kv) * heads.dim;
-#pragma omp parallel for schedule(static) if (tokens > 1 && tokens * width > (1 << 14))
-    for (int64_t t = 0; t < tokens; t++) {
-        const int64_t block = slots[t] < 0 ? -1 : slots[t] / block_tokens;
-        write_token<X, Y>(qkv + t * width, heads, norms, cos_sin + (int64_t)positions[t] * heads.dim, keys, values,
-                          block, slots[t] - block * block_tokens, q + t * heads.q * heads.dim);
-    }
+    parallel_ranges(tokens, tokens * width > (1 << 14), [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; t++) {
+            const int64_t block = slots[t] < 0 ? -1 : slots[t] / block_tokens;
+            write_token<X, Y>(qkv + t * width, heads, norms, cos_sin + (int64_t)positions[t] * heads.dim, keys, values,
+                              block, slots[t] - block * block_tokens, q + t * heads.q * heads.dim);
+        }
+    });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // GGUF blocks to tiles. Block layouts: ggml's ggml-common.h structures, checked against the `gguf` package in tests.
 #include <cstddef>
 
+#include "parallel.h"
 #include "tile_format.h"
 
 namespace wl {
@@ -157,15 +158,14 @@ void wl_repack(int format, const uint8_t* source, int64_t row_bytes, int64_t out
     using namespace wl;
     const Format& f = kFormats[format];
     const int64_t blocks = in / f.block_cols, num_tiles = (out + kTileRows - 1) / kTileRows;
-#pragma omp parallel for schedule(static)
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
+    parallel_for(num_tiles, true, [&](int64_t tile) {
         Codes c;
         for (int row = 0; row < kTileRows && tile * kTileRows + row < out; row++)
             for (int64_t b = 0; b < blocks; b++) {
                 read_block(format, source + (tile * kTileRows + row) * row_bytes + b * f.gguf_bytes, c);
                 write_block(f, c, row, tiles + (tile * blocks + b) * f.block_bytes());
             }
-    }
+    });
 }
 
 #pragma GCC visibility pop

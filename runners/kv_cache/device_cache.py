@@ -8,12 +8,13 @@ layers, heads and head size agree can share a pool.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from kernels import ops
+from kernels.host_memory import allocate_host
 from runners.kv_cache.sizing import DeviceMemory
 from runners.models.config import ModelConfig
 
@@ -66,5 +67,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     contexts costs no start-up time and no memory before somebody needs it (torch.zeros touches every page)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    return allocate_host(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
