@@ -22,10 +22,13 @@ __all__ = [
     "SamplingTensors",
     "add_logit_bias",
     "add_rms_norm",
+    "advance_slots",
     "apply_penalties",
     "argmax",
     "copy_blocks",
+    "decode_inputs",
     "embedding",
+    "fused_linear",
     "gated_activation",
     "kv_write",
     "linear",
@@ -39,6 +42,7 @@ __all__ = [
     "register_formats",
     "rms_norm",
     "rope",
+    "rotary_decode_attention",
     "sample",
     "top_logprobs",
 ]
@@ -166,6 +170,52 @@ def paged_attention(
     )
 
 
+def rotary_decode_attention(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos_sin: Tensor,
+    position_ids: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    num_heads: int,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    max_context_len: int,
+) -> Tensor:
+    """`qk_norm_rope_kv_write`, then `paged_attention`, of one token a sequence: qkv [B, (Hq + 2 Hk) * D] → [B, Hq, D].
+
+    A device may choose how it splits a context by `max_context_len`, and by nothing else that changes between steps.
+    """
+    if qkv.shape[0] != context_lens.shape[0] or qkv.shape[1] % key_cache.shape[3]:
+        raise ShapeError(f"rotary_decode_attention: qkv {tuple(qkv.shape)}, {context_lens.shape[0]} sequences")
+    return run(
+        "rotary_decode_attention",
+        qkv.device.type,
+        qkv,
+        q_norm,
+        k_norm,
+        eps,
+        cos_sin,
+        position_ids,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        block_tables,
+        context_lens,
+        num_heads,
+        scale,
+        sliding_window,
+        soft_cap,
+        max_context_len,
+    )
+
+
 def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up of gate_up [T, 2F] = (gate | up); activation "silu" or "gelu_tanh"; returns [T, F]."""
     if gate_up.shape[-1] % 2:
@@ -184,6 +234,26 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
     return run("linear", x.device.type, x, weight, bias)
+
+
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    activation: str = "",
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """activation(rms_norm(x) Wᵀ + bias) + residual, each neighbour only where it is given: x [T, in] → [T, features].
+
+    weight is a plain [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh".
+    residual [T, features]. `out_dtype` None is the dtype of x; float32 keeps what the sum had.
+    """
+    if x.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"fused_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
+    return run("fused_linear", x.device.type, x, weight, bias, norm_weight, eps, residual, activation, out_dtype)
 
 
 def logits(hidden: Tensor, weight: LinearWeight, soft_cap: float | None = None) -> Tensor:
@@ -244,6 +314,65 @@ def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
     """Natural log-softmax of logits [n, V] float32 at token_ids [n] and at the `num_top` likeliest tokens:
     (chosen [n], top_ids [n, num_top] int64, top [n, num_top]), best first, lower id first among equals."""
     return run("top_logprobs", logits.device.type, logits, token_ids, num_top)
+
+
+def decode_inputs(
+    rows: Tensor,
+    last_tokens: Tensor,
+    positions: Tensor,
+    block_tables: Tensor,
+    block_tokens: int,
+    table_width: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Inputs of a decode step by slot: (input_ids, position_ids, slot_mapping, block_tables, context_lens, slot_ids).
+
+    rows [W], last_tokens and positions [slots + 1], block_tables [slots + 1, max_blocks], all int32; row r computes the
+    last token of slot rows[r]; the last slot is padding and writes no KV. `table_width` columns of the tables are
+    returned. slot_mapping and slot_ids are int64, the rest int32.
+    """
+    if positions.shape != last_tokens.shape or not 0 < table_width <= block_tables.shape[1]:
+        raise ShapeError(f"decode_inputs: {tuple(positions.shape)} slots, {table_width} of {tuple(block_tables.shape)}")
+    return run(
+        "decode_inputs",
+        rows.device.type,
+        rows,
+        last_tokens,
+        positions,
+        block_tables,
+        block_tokens,
+        table_width,
+    )
+
+
+def advance_slots(
+    token_ids: Tensor,
+    best_ids: Tensor,
+    logits: Tensor,
+    slot_ids: Tensor,
+    context_lens: Tensor,
+    last_tokens: Tensor,
+    positions: Tensor,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """Make the tokens chosen for rows of logits [n, V] the last tokens of slots slot_ids [n] int64, in place.
+
+    token_ids, best_ids [n] int64; context_lens [n] int32 become the slots' positions; counts [slots + 1, V] int32,
+    where given, rise by one. Returns [n, 2] int32: the token, and 1 where the logit at best_ids is NaN or infinite.
+    """
+    if not token_ids.shape == best_ids.shape == slot_ids.shape == context_lens.shape == logits.shape[:1]:
+        raise ShapeError(f"advance_slots: {tuple(token_ids.shape)} tokens for logits {tuple(logits.shape)}")
+    return run(
+        "advance_slots",
+        logits.device.type,
+        token_ids,
+        best_ids,
+        logits,
+        slot_ids,
+        context_lens,
+        last_tokens,
+        positions,
+        counts,
+    )
 
 
 def copy_blocks(pool: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 from kernels.reference.add_logit_bias import add_logit_bias
 from kernels.reference.add_rms_norm import add_rms_norm
+from kernels.reference.advance_slots import advance_slots
 from kernels.reference.apply_penalties import apply_penalties
 from kernels.reference.argmax import argmax
 from kernels.reference.copy_blocks import copy_blocks
+from kernels.reference.decode_inputs import decode_inputs
 from kernels.reference.embedding import embedding
+from kernels.reference.fused_linear import fused_linear
 from kernels.reference.gated_activation import gated_activation
 from kernels.reference.kv_write import kv_write
 from kernels.reference.linear import linear
@@ -20,6 +23,7 @@ from kernels.reference.paged_attention import paged_attention
 from kernels.reference.qk_norm_rope_kv_write import qk_norm_rope_kv_write
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope import rope
+from kernels.reference.rotary_decode_attention import rotary_decode_attention
 from kernels.reference.sample import sample
 from kernels.reference.top_logprobs import top_logprobs
 
@@ -28,10 +32,13 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     for implementation in (
         add_logit_bias,
         add_rms_norm,
+        advance_slots,
         apply_penalties,
         argmax,
         copy_blocks,
+        decode_inputs,
         embedding,
+        fused_linear,
         gated_activation,
         kv_write,
         linear,
@@ -41,6 +48,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
         qk_norm_rope_kv_write,
         rms_norm,
         rope,
+        rotary_decode_attention,
         sample,
         top_logprobs,
     )

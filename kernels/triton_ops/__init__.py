@@ -1,0 +1,45 @@
+"""Triton kernels, one op a file; `kernels.dispatch` calls `register_ops` before the first op on a CUDA device."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from kernels.dispatch import register
+
+# Ops that run here whatever their arguments, by the module of their name.
+_OPS = (
+    "add_logit_bias",
+    "add_rms_norm",
+    "advance_slots",
+    "apply_penalties",
+    "argmax",
+    "decode_inputs",
+    "gated_activation",
+    "paged_attention",
+    "qk_norm_rope_kv_write",
+    "rotary_decode_attention",
+    "sample",
+)
+
+
+def register_ops() -> None:
+    """Register every op; nothing where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    from kernels.triton_ops.add_rms_norm import rms_norm
+    from kernels.triton_ops.dense_linear import is_plain, linear, logits
+    from kernels.triton_ops.embedding import embedding
+    from kernels.triton_ops.fused_linear import fused_linear
+
+    for name in _OPS:
+        register(name, "cuda", getattr(importlib.import_module(f"kernels.triton_ops.{name}"), name))
+    register("rms_norm", "cuda", rms_norm)
+    register("embedding", "cuda", embedding, _has_plain_weight)
+    for name, implementation in (("linear", linear), ("logits", logits), ("fused_linear", fused_linear)):
+        register(name, "cuda", implementation, is_plain)
+
+
+def _has_plain_weight(input_ids: Any, weight: Any, *_: Any) -> bool:
+    return hasattr(weight, "dtype")
