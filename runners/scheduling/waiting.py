@@ -1,16 +1,16 @@
 """Who waits, and who is next.
 
-Three rules, each O(log n) in the requests that wait:
+Three rules, together O(log n) in the requests that wait:
 
-1. Classes. A request of priority p counts as if it had arrived `p * ageing_s` seconds later than it did; the class
-   whose oldest request arrived earliest by that measure is served. So class 0 goes first, but never passes a request
-   of class p that has waited `p * ageing_s` longer.
-2. Keys. Within the class, the key that was given the fewest tokens by its weight goes first (virtual token counters).
-   A key that comes back after a pause starts from where the others are, it has saved up nothing.
+1. Classes. A request of priority p (0 is the most urgent in common use) counts as if it had arrived `p * ageing_s`
+   seconds later than it did; the class of the request that is oldest by that measure is served.
+2. Keys. Within the class, the key that was given the fewest tokens by its weight goes first (virtual token counters,
+   Sheng et al. 2023). A key that comes back after a pause starts from where the others are: it has saved nothing up.
 3. Within a key, the oldest.
 
-Bound: between two requests that a waiting key gets served, any other key of its class is given at most its weight's
-share plus one request; see `tests/unit/scheduling/test_waiting.py`.
+Nobody starves. A waiting request can be passed only by older ones of its key, by requests of more urgent classes that
+arrived less than `p * ageing_s` after it, and by other keys of its class until their counters have passed its key's:
+between keys that wait all the time, tokens over weight differ by no more than one request's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class _KeyQueue:
 class _Class:
     keys: dict[str, _KeyQueue] = field(default_factory=dict)
     order: list[tuple[float, int, str]] = field(default_factory=list)  # heap: virtual tokens when entered, turn, key
-    oldest: list[tuple[float, int, int, Request]] = field(default_factory=list)  # heap: arrival, number, ticket
 
 
 class WaitingQueue:
@@ -56,6 +55,7 @@ class WaitingQueue:
         self.ageing_s = ageing_s
         self._weights = dict(key_weights or {})
         self._classes: dict[int, _Class] = {}
+        self._oldest: list[tuple[float, int, int, int, Request]] = []  # heap: aged arrival, priority, number, ticket
         self._accounts: dict[str, Account] = {}
         self._floor = 0.0  # virtual tokens of the key served last: where a key that comes back starts
         self._ticket = 0
@@ -92,8 +92,10 @@ class WaitingQueue:
         if queue is None:
             queue = group.keys[account.key_id] = _KeyQueue(account)
             heapq.heappush(group.order, (account.virtual_tokens, self._ticket, account.key_id))
+        queue.account = account  # its account may have been closed and opened again meanwhile
         heapq.heappush(queue.requests, (request.number, self._ticket, request))
-        heapq.heappush(group.oldest, (request.arrival_time, request.number, self._ticket, request))
+        aged = request.arrival_time + request.priority * self.ageing_s
+        heapq.heappush(self._oldest, (aged, request.priority, request.number, self._ticket, request))
         self._len += 1
         self._entries += 1
         self.num_tokens += len(request.token_ids)
@@ -110,18 +112,10 @@ class WaitingQueue:
 
     def peek(self) -> Request | None:
         """Who is next."""
-        best: tuple[float, int] | None = None
-        for priority, group in list(self._classes.items()):
-            oldest = group.oldest
-            while oldest and oldest[0][3].queue_ticket != oldest[0][2]:
-                heapq.heappop(oldest)
-            if not oldest:
-                del self._classes[priority]
-                continue
-            score = (oldest[0][0] + priority * self.ageing_s, priority)
-            if best is None or score < best:
-                best = score
-        return None if best is None else self._head(self._classes[best[1]])
+        oldest = self._oldest
+        while oldest and oldest[0][4].queue_ticket != oldest[0][3]:
+            heapq.heappop(oldest)
+        return self._head(self._classes[oldest[0][1]]) if oldest else None
 
     def take(self, request: Request) -> None:
         """The request that `peek` named is admitted."""
@@ -149,15 +143,19 @@ class WaitingQueue:
 
     def _sweep(self) -> None:
         self._entries = self._len
-        for group in self._classes.values():
-            group.oldest = [entry for entry in group.oldest if entry[3].queue_ticket == entry[2]]
-            heapq.heapify(group.oldest)
-            for queue in group.keys.values():
+        self._oldest = [entry for entry in self._oldest if entry[4].queue_ticket == entry[3]]
+        heapq.heapify(self._oldest)
+        for priority, group in list(self._classes.items()):
+            for key_id, queue in list(group.keys.items()):
                 queue.requests = [entry for entry in queue.requests if entry[2].queue_ticket == entry[1]]
                 heapq.heapify(queue.requests)
+                if not queue.requests:
+                    del group.keys[key_id]
+            group.order = [entry for entry in group.order if entry[2] in group.keys]
+            heapq.heapify(group.order)
+            if not group.keys:
+                del self._classes[priority]
 
     def requests(self) -> list[Request]:
         """All who wait, in no particular order (for checks)."""
-        return [
-            entry[3] for group in self._classes.values() for entry in group.oldest if entry[3].queue_ticket == entry[2]
-        ]
+        return [entry[4] for entry in self._oldest if entry[4].queue_ticket == entry[3]]
