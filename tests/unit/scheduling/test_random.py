@@ -1,6 +1,6 @@
 """Any profile, any trace, any faults: every invariant after every call, and every request gets exactly its tokens.
 
-`WAVELANE_EXAMPLES` sets the number of examples (2,000 by default).
+`WAVELANE_TEST_EXAMPLES` sets the number of examples (2,000 by default).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runners.virtual_engine import StepTrace, VirtualEngine
 from tests.support.checked_executor import CheckedExecutor
 from tests.support.scenario import line
 
-EXAMPLES = int(os.environ.get("WAVELANE_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("WAVELANE_TEST_EXAMPLES", "2000"))
 BLOCK_TOKENS = 16
 MAX_CONTEXT = 240
 END_S = 1000.0
