@@ -24,6 +24,7 @@ __all__ = [
     "add_rms_norm",
     "advance_slots",
     "apply_penalties",
+    "apply_token_mask",
     "argmax",
     "copy_blocks",
     "decode_inputs",
@@ -308,6 +309,14 @@ def apply_penalties(
 def add_logit_bias(logits: Tensor, row_ids: Tensor, token_ids: Tensor, bias: Tensor) -> Tensor:
     """Copy of logits [n, V] with bias [m] float32 added at (row_ids [m], token_ids [m]) int64; -inf bans a token."""
     return run("add_logit_bias", logits.device.type, logits, row_ids, token_ids, bias)
+
+
+def apply_token_mask(logits: Tensor, row_ids: Tensor, bits: Tensor) -> Tensor:
+    """Copy of logits [n, V] float32 with -inf where rows row_ids [m] int64 ban a token: bit t % 32 of word t // 32 of
+    bits [m, ceil(V / 32)] int32 is 0."""
+    if bits.shape != (row_ids.shape[0], -(-logits.shape[1] // 32)):
+        raise ShapeError(f"apply_token_mask: logits {tuple(logits.shape)}, bits {tuple(bits.shape)}")
+    return run("apply_token_mask", logits.device.type, logits, row_ids, bits)
 
 
 def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,8 @@ from runners.engine_settings import EngineSettings
 from runners.engine_startup import LoadedEngine, load_engine
 from runners.errors import StartupError
 from runners.execution.executor import DeviceLostError, Executor, LaunchError
+from runners.grammar.compiler import GrammarCompiler
+from runners.grammar.gate import GrammarGate
 from runners.messages import (
     AbortRequests,
     AddRequest,
@@ -98,8 +100,10 @@ class EngineCore:
         served_names: Collection[str],
         hung_factor: float = 20.0,
         hung_min_s: float = 30.0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._io = io
+        self._gate = GrammarGate(grammars, io.inbox.put)
         self._scheduler = scheduler
         self._executor = executor
         self._served_names = frozenset(served_names)
@@ -149,12 +153,15 @@ class EngineCore:
         match message:
             case AddRequest():
                 if message.model in self._served_names:
+                    if not self._gate.passes(message):
+                        return
                     self._scheduler.add_request(message, now)
                 else:
                     error = OutputError(f"The model {message.model!r} does not exist.", "model_not_found")
                     self._io.publish([RequestOutput(message.request_id, error=error)])
             case AbortRequests():
                 for request_id in message.request_ids:
+                    self._gate.abort(request_id)
                     self._scheduler.abort(request_id, now)
             case FinishRequest():
                 self._scheduler.finish(message.request_id, message.keep_tokens, now)
@@ -226,6 +233,7 @@ def _serve(settings: EngineSettings) -> int:
             served_names=engine.info.served_names,
             hung_factor=settings.profile.watchdog.hung_factor,
             hung_min_s=settings.profile.watchdog.hung_min_s,
+            grammars=engine.grammars,
         )
         return core.run()
     except StartupError as error:
@@ -237,6 +245,8 @@ def _serve(settings: EngineSettings) -> int:
         io.stop()
         if engine is not None:
             engine.executor.close()
+            if engine.grammars is not None:
+                engine.grammars.close()
 
 
 def main() -> int:

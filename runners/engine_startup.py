@@ -16,6 +16,7 @@ from runners.engine_settings import EngineSettings
 from runners.execution.cost_model import CostModel
 from runners.execution.executor import Executor
 from runners.execution.simulated import RealTimeClock, SimulatedExecutor
+from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.cache_manager import CacheManager
 from runners.kv_cache.sizing import PoolSize, format_bytes, kv_block_bytes, size_pool
 from runners.loading.sources import resolve_source, served_name
@@ -42,6 +43,7 @@ class LoadedEngine:
     scheduler: Scheduler
     executor: Executor
     info: ModelInfo
+    grammars: GrammarCompiler | None = None
 
 
 def load_engine(settings: EngineSettings, report: Report) -> LoadedEngine:
@@ -127,7 +129,7 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
     from runners.kv_cache.device_cache import DeviceCache, device_memory
     from runners.loading.checkpoint import open_checkpoint
     from runners.models.builder import build_decoder
-    from runners.text.assets import read_end_tokens
+    from runners.text.assets import load_text, read_end_tokens
 
     _use_cores(profile)
     checkpoint = open_checkpoint(path)
@@ -146,12 +148,14 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
         memory=device_memory(device),
         **profile.kv.pool.model_dump(),
     )
+    grammars = GrammarCompiler(lambda: load_text(path, override).tokenizer, config.vocab_size, eos_token_ids)
     executor = TorchExecutor(
         decoder,
         DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device),
         slots=profile.engine.slots,
         max_context=max_context,
         eos_token_ids=eos_token_ids,
+        grammars=grammars,
     )
     info = ModelInfo(
         served_names=names_of(model),
@@ -175,7 +179,7 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
     )
     report("warming", info.served_names[0], None)
     _warm_up(executor)
-    return _assemble(profile, executor, info)
+    return _assemble(profile, executor, info, grammars)
 
 
 def _use_cores(profile: Profile) -> None:
@@ -231,7 +235,9 @@ def names_of(model: ModelSection) -> list[str]:
     return list(model.served_names) or [served_name(model.source)]
 
 
-def _assemble(profile: Profile, executor: Executor, info: ModelInfo) -> LoadedEngine:
+def _assemble(
+    profile: Profile, executor: Executor, info: ModelInfo, grammars: GrammarCompiler | None = None
+) -> LoadedEngine:
     cache = CacheManager(
         info.total_blocks,
         info.block_tokens,
@@ -242,4 +248,4 @@ def _assemble(profile: Profile, executor: Executor, info: ModelInfo) -> LoadedEn
     limits = SchedulerLimits(
         max_context=info.max_context, slots=info.slots, eos_token_ids=frozenset(info.eos_token_ids)
     )
-    return LoadedEngine(Scheduler(profile, executor.capabilities, cache, limits), executor, info)
+    return LoadedEngine(Scheduler(profile, executor.capabilities, cache, limits), executor, info, grammars)

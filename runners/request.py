@@ -59,7 +59,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `temperature` 0 is greedy. `top_k` 0 is off. `seed` is always set (the HTTP layer draws one when the client
     sent none): a row's randomness is a function of (seed, position) alone. `logprobs` is the number of alternatives
-    to report beside the chosen token (0 reports the chosen one only), None reports nothing.
+    to report beside the chosen token (0 reports the chosen one only), None reports nothing. `grammar` constrains the
+    text to a grammar of `runners.grammar`, empty means none.
     """
 
     max_tokens: int
@@ -77,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     @property
     def is_greedy(self) -> bool:

@@ -9,6 +9,7 @@ from kernels.reference.add_logit_bias import add_logit_bias
 from kernels.reference.add_rms_norm import add_rms_norm
 from kernels.reference.advance_slots import advance_slots
 from kernels.reference.apply_penalties import apply_penalties
+from kernels.reference.apply_token_mask import apply_token_mask
 from kernels.reference.argmax import argmax
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.decode_inputs import decode_inputs
@@ -34,6 +35,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
         add_rms_norm,
         advance_slots,
         apply_penalties,
+        apply_token_mask,
         argmax,
         copy_blocks,
         decode_inputs,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
 from starlette.datastructures import State
 
 from runners.api import validation
@@ -18,6 +19,7 @@ from runners.api.logprobs import TokenTexts
 from runners.api.prompts import Prompt, TextThreads, require_text
 from runners.api.protocol import GenerationFields, RequestParser, unknown_fields_warning
 from runners.api.sse import EventTemplate, data_event, stream_choices
+from runners.api.structured import check_grammar, requested_grammar
 from runners.messages import ModelInfo
 from runners.request import SamplingParams
 from runners.text.assets import TextAssets
@@ -116,6 +118,9 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         # End markers that only the tokenizer's files name reach the engine as stop ids.
         params = validation.sampling_params(request, info, options.eos_token_ids)
         prompts = await self.prompts(request, info, assets)
+        grammar = await self._grammar(request, assets)
+        if grammar:
+            params = msgspec.structs.replace(params, grammar=grammar)
         generation = Generation(
             id=f"{self.id_prefix}-{new_id()}",
             created=int(time.time()),
@@ -153,6 +158,14 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             include_stop=bool(request.include_stop_str_in_output),
             ignore_eos=bool(request.ignore_eos),
         )
+
+    async def _grammar(self, request: RequestT, assets: TextAssets | None) -> str:
+        """What the output is constrained to, checked; empty for free text."""
+        grammar, field = requested_grammar(request)
+        if grammar:
+            require_text(assets, field)
+            await check_grammar(grammar, field, self.threads)
+        return grammar
 
     def _texts_of(self, model: str, assets: TextAssets | None) -> TokenTexts:
         known = self._token_texts.get(model)

@@ -60,6 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class ChatFields(Protocol):

@@ -62,17 +62,6 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 def check_supported(request: GenerationFields) -> None:
     """InvalidRequestError for fields whose feature this server lacks."""
-    kind = None if request.response_format is None else request.response_format.get("type")
-    if request.response_format is not None and kind != "text":
-        if kind not in ("json_object", "json_schema"):
-            raise InvalidRequestError(
-                "Invalid value for 'response_format': type must be text, json_object or json_schema.",
-                param="response_format",
-            )
-        raise unsupported("response_format", f"response_format of type {kind}")
-    for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
-        if getattr(request, name) is not None:
-            raise unsupported(name, name)
     if request.session_id is not None:
         raise unsupported("session_id", "session_id")
     if isinstance(request, CompletionRequest) and request.suffix:

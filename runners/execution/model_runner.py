@@ -9,9 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from runners.execution.executor import LaunchError, StepResult
+from runners.execution.grammar_slots import GrammarSlots
 from runners.execution.input_batch import build_batch
-from runners.execution.sampler import Sampler, token_logprobs
+from runners.execution.sampler import SampledRows, Sampler, token_logprobs
 from runners.execution.slot_table import SlotTable
+from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.device_cache import DeviceCache
 from runners.messages import OutputError, TokenLogprobs
 from runners.models.decoder import Decoder
@@ -33,12 +35,15 @@ class ModelRunner:
         num_slots: int,
         max_context: int,
         eos_token_ids: Sequence[int],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
         max_blocks = -(-max_context // cache.block_tokens)
         self.slots = SlotTable(num_slots, max_blocks, cache.num_blocks)
-        self.sampler = Sampler(self.slots, decoder.config.vocab_size, eos_token_ids, decoder.device)
+        vocab_size = decoder.config.vocab_size
+        self.grammars = GrammarSlots(grammars, num_slots, vocab_size)
+        self.sampler = Sampler(self.slots, vocab_size, eos_token_ids, decoder.device, self.grammars)
         self._max_context = max_context
 
     @torch.inference_mode()
@@ -51,14 +56,16 @@ class ModelRunner:
         batch = build_batch(
             plan, self.slots, self.cache.block_tokens, self.decoder.config.vocab_size, self.decoder.device
         )
+        sampling = _sampling_parts(plan)
+        row_slots = np.array([part.slot for part in sampling], dtype=np.int64)
+        if sampling and self.grammars.any_active(row_slots):
+            self.grammars.start(row_slots)
         hidden = self.decoder.forward(batch, self.cache.layers)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
-        sampling = _sampling_parts(plan)
         if not sampling:
             return StepResult(plan.step_id, prompt_logprobs=prompt_logprobs)
         if batch.logits_indices is not None:
             hidden = hidden.index_select(0, batch.logits_indices)
-        row_slots = np.array([part.slot for part in sampling], dtype=np.int64)
         sampled = self.sampler.sample(self.decoder.logits(hidden), row_slots, _next_positions(plan))
         self.slots.last_tokens[row_slots] = sampled.token_ids
         return StepResult(
@@ -66,7 +73,7 @@ class ModelRunner:
             token_ids=tuple(sampled.token_ids),
             logprobs={sampling[row].request_id: entry for row, entry in sampled.logprobs.items()},
             prompt_logprobs=prompt_logprobs,
-            failures={sampling[row].request_id: BAD_LOGITS for row in sampled.failed_rows},
+            failures={sampling[row].request_id: _failure(sampled, row) for row in sampled.failed_rows},
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -85,6 +92,7 @@ class ModelRunner:
         for init in plan.slot_inits:
             self.slots.assign(init)
             self.sampler.begin(init.slot)
+            self.grammars.assign(init)
         for append in plan.block_appends:
             self.slots.append_blocks(append)
         self.cache.copy_blocks([(copy.source, copy.target) for copy in plan.block_copies])
@@ -110,6 +118,11 @@ class ModelRunner:
                 entries += token_logprobs(self.decoder.logits(rows), ids, [num_top] * len(ids))
             results[chunk.request_id] = tuple(entries)
         return results
+
+
+def _failure(sampled: SampledRows, row: int) -> OutputError:
+    reason = sampled.grammar_failures.get(row)
+    return BAD_LOGITS if reason is None else OutputError(f"the grammar cannot be followed: {reason}", "request_failed")
 
 
 def _sampling_parts(plan: StepPlan) -> list[DecodeRow | PrefillChunk]:

@@ -11,16 +11,21 @@ import torch
 from numpy.typing import NDArray
 
 from kernels import ops
+from runners.execution.grammar_slots import GrammarMasks, GrammarSlots
 from runners.execution.slot_table import SlotTable
 from runners.messages import TokenLogprobs
 
 
 @dataclass(slots=True)
 class SampledRows:
-    """Per row: the token, whether it is unusable (NaN, infinite or entirely banned logits), and log-probabilities."""
+    """Per row: the token, whether it is unusable (NaN, infinite or entirely banned logits), and log-probabilities.
+
+    `grammar_failures` says of the failed rows whose grammar could not be followed why not.
+    """
 
     token_ids: list[int]
     failed_rows: list[int] = field(default_factory=list)
+    grammar_failures: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
@@ -28,11 +33,20 @@ class Sampler:
     """Chooses a token for each row of a step by its slot's parameters.
 
     Log-probabilities are the model's own: of the logits before bias, penalties, temperature and filters. A row's
-    randomness is a function of its seed and the position of the token being drawn.
+    randomness is a function of its seed and the position of the token being drawn. `grammars` has the token masks of
+    the rows that need them; the caller has called `grammars.start` for the rows of the step.
     """
 
-    def __init__(self, slots: SlotTable, vocab_size: int, eos_token_ids: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        device: torch.device,
+        grammars: GrammarSlots | None = None,
+    ) -> None:
         self._slots = slots
+        self._grammars = grammars if grammars is not None else GrammarSlots(None, slots.num_slots, vocab_size)
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._device = device
@@ -60,15 +74,24 @@ class Sampler:
         if self._slots.is_plain[row_slots].all():
             best = ops.argmax(logits)
             return SampledRows(best.tolist(), _failed_rows(logits, best))
+        masks = self._grammars.finish()
         adjusted = self._penalise(self._bias(logits, row_slots, positions), row_slots)
+        if masks is not None:
+            adjusted = self._mask(adjusted, masks)
         best = ops.argmax(adjusted)
-        failed_rows = _failed_rows(adjusted, best)
+        grammar_failures = {} if masks is None else masks.failures
+        failed_rows = sorted({*_failed_rows(adjusted, best), *grammar_failures})
         is_sampled = self._slots.temperature[row_slots] != 0
         chosen = self._draw(adjusted, best, np.flatnonzero(is_sampled), row_slots, positions)
         token_ids: list[int] = chosen.tolist()
         logprobs = self._logprobs(logits, chosen, row_slots, failed_rows)
-        self._count(row_slots, token_ids, failed_rows)  # last: a step that failed before may run again
-        return SampledRows(token_ids, failed_rows, logprobs)
+        # Last: a step that failed before may run again.
+        self._count(row_slots, token_ids, failed_rows)
+        self._grammars.advance(row_slots, token_ids, skip=failed_rows)
+        return SampledRows(token_ids, failed_rows, grammar_failures, logprobs)
+
+    def _mask(self, logits: torch.Tensor, masks: GrammarMasks) -> torch.Tensor:
+        return ops.apply_token_mask(logits, self._from_numpy(masks.rows), self._from_numpy(masks.bits))
 
     def _bias(self, logits: torch.Tensor, row_slots: NDArray[np.int64], positions: NDArray[np.int64]) -> torch.Tensor:
         """Logit bias, and no end token before `min_tokens`."""
@@ -80,7 +103,8 @@ class Sampler:
             rows += [row] * len(sampling.logit_bias)
             token_ids += sampling.logit_bias.keys()
             values += sampling.logit_bias.values()
-            if positions[row] - self._slots.num_prompt_tokens[slot] < sampling.min_tokens:
+            too_short = positions[row] - self._slots.num_prompt_tokens[slot] < sampling.min_tokens
+            if too_short and not self._grammars.is_complete(slot):  # a grammar may leave nothing but the end
                 ends = set(sampling.stop_token_ids)
                 if not sampling.ignore_eos:
                     ends.update(self._eos_token_ids)

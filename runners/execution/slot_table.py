@@ -54,6 +54,7 @@ class SlotTable:
             and not sampling.logit_bias
             and sampling.min_tokens == 0
             and sampling.logprobs is None
+            and not sampling.grammar
         )
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = sampling.top_k

@@ -9,6 +9,7 @@ import torch
 
 from runners.execution.executor import Capabilities, DeviceLostError, Executor, LaunchError, StepResult
 from runners.execution.model_runner import ModelRunner
+from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.device_cache import DeviceCache
 from runners.models.decoder import Decoder
 from runners.scheduling.scheduler_output import PlanKind, StepPlan
@@ -18,7 +19,8 @@ class TorchExecutor(Executor):
     """Runs every plan at once, within `launch`; overlap prefills too, which then wait in `completed_flights`.
 
     `max_context` bounds a sequence [tokens]; `eos_token_ids` are what `min_tokens` holds back. After a LaunchError
-    nothing of the plan counts: a new plan carries its slot inits, block appends and copies again.
+    nothing of the plan counts: a new plan carries its slot inits, block appends and copies again. Without `grammars`
+    a request with a grammar fails.
     """
 
     def __init__(
@@ -29,8 +31,9 @@ class TorchExecutor(Executor):
         slots: int,
         max_context: int,
         eos_token_ids: Sequence[int] = (),
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        self._runner: ModelRunner | None = ModelRunner(decoder, cache, slots, max_context, eos_token_ids)
+        self._runner: ModelRunner | None = ModelRunner(decoder, cache, slots, max_context, eos_token_ids, grammars)
         self._results: deque[StepResult] = deque()
         self._flights: list[tuple[int, StepResult]] = []
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.support.engine_server import engine_server, server_at
 from tests.support.http_server import Server, in_process
 from tests.support.tiny_tokenizers import EOS, write_byte_level, write_sentencepiece_style
 
@@ -22,9 +22,8 @@ async def server(request: pytest.FixtureRequest, byte_level_folder: Path) -> Asy
     """A byte-level model with a chat template, or the server of `--base-url`."""
     base_url: str | None = request.config.getoption("--base-url")
     if base_url is not None:
-        async with httpx.AsyncClient(base_url=base_url, timeout=120) as client:
-            model = (await client.get("/v1/models")).json()["data"][0]
-            yield Server(client, model["id"], model["vocab_size"], model["max_model_len"])
+        async with server_at(base_url) as served:
+            yield served
         return
     async with in_process(byte_level_folder, eos_token_ids=[EOS]) as served:
         yield served
@@ -33,4 +32,17 @@ async def server(request: pytest.FixtureRequest, byte_level_folder: Path) -> Asy
 @pytest.fixture
 async def sentencepiece_server(tmp_path: Path) -> AsyncIterator[Server]:
     async with in_process(write_sentencepiece_style(tmp_path), eos_token_ids=[2]) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def smollm2_url(smollm2_path: Path) -> Iterator[str]:
+    """The default model behind the whole server: engine process, torch executor, HTTP."""
+    with engine_server(str(smollm2_path)) as url:
+        yield url
+
+
+@pytest.fixture
+async def smollm2(smollm2_url: str) -> AsyncIterator[Server]:
+    async with server_at(smollm2_url) as served:
         yield served

@@ -224,12 +224,6 @@ async def test_row_35_unknown_model(server: Server) -> None:
 UNSUPPORTED = [
     (COMPLETIONS, "suffix", " end"),
     (COMPLETIONS, "best_of", 3),
-    (COMPLETIONS, "response_format", {"type": "json_object"}),
-    (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
-    (CHAT, "guided_json", {"type": "object"}),
-    (CHAT, "guided_regex", "a+"),
-    (CHAT, "guided_choice", ["a"]),
-    (CHAT, "guided_grammar", "root ::= 'a'"),
     (CHAT, "tool_choice", "required"),
     (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}),
     (CHAT, "session_id", "s"),

@@ -10,6 +10,7 @@ import torch
 
 from runners.execution.executor import StepResult
 from runners.execution.torch_executor import TorchExecutor
+from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.device_cache import DeviceCache
 from runners.models.decoder import Decoder
 from runners.request import SamplingParams
@@ -33,11 +34,23 @@ class Stepper:
     """An executor with a pool of its own. `requests[id].generated` grows with every step's result."""
 
     def __init__(
-        self, decoder: Decoder, *, slots: int = 32, blocks: int = 400, eos_token_ids: Sequence[int] = (), seed: int = 0
+        self,
+        decoder: Decoder,
+        *,
+        slots: int = 32,
+        blocks: int = 400,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.cache = DeviceCache(decoder.config, blocks, BLOCK_TOKENS, decoder.dtype, decoder.device)
         self.executor = TorchExecutor(
-            decoder, self.cache, slots=slots, max_context=decoder.max_context, eos_token_ids=eos_token_ids
+            decoder,
+            self.cache,
+            slots=slots,
+            max_context=decoder.max_context,
+            eos_token_ids=eos_token_ids,
+            grammars=grammars,
         )
         self.requests: dict[str, SteppedRequest] = {}
         # Blocks are handed out in a shuffled order: neighbours in a sequence are no neighbours in the pool.

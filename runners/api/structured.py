@@ -1,0 +1,99 @@
+"""Which grammar a request asks for: `response_format`, vLLM's `guided_*` fields, `structured_outputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from runners.api.prompts import TextThreads
+from runners.api.protocol import GenerationFields
+from runners.errors import InvalidRequestError
+from runners.grammar import grammars
+from runners.grammar.grammars import GrammarError
+
+_FORMAT_TYPES = ("text", "json_object", "json_schema")
+
+_MAKERS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], str]]] = {
+    "json": ((str, dict), grammars.from_json_schema),
+    "regex": (str, grammars.from_regex),
+    "grammar": (str, grammars.from_notation),
+    "choice": (list, grammars.from_choices),
+    "json_object": (bool, lambda wanted: grammars.from_json_schema(grammars.ANY_OBJECT) if wanted else ""),
+}
+
+
+def requested_grammar(request: GenerationFields) -> tuple[str, str]:
+    """(grammar, the field that asks for it), both empty without one. InvalidRequestError for a bad or a second one."""
+    wanted = [*_from_response_format(request.response_format), *_from_guided_fields(request)]
+    if len(wanted) > 1:
+        fields = " and ".join(field for field, _ in wanted)
+        raise InvalidRequestError(f"At most one constraint on the output is allowed, not {fields}.", param=wanted[1][0])
+    if not wanted:
+        return "", ""
+    field, make = wanted[0]
+    try:
+        return make(), field
+    except GrammarError as error:
+        raise refused(field, error) from None
+
+
+async def check_grammar(grammar: str, field: str, threads: TextThreads) -> None:
+    """InvalidRequestError with the library's reason for a grammar that does not compile; long ones off the loop."""
+    try:
+        await threads.run(len(grammar), lambda: grammars.check(grammar))
+    except GrammarError as error:
+        raise refused(field, error) from None
+
+
+def refused(field: str, error: GrammarError) -> InvalidRequestError:
+    return InvalidRequestError(f"Invalid value for '{field}': {error}", param=field, code="invalid_grammar")
+
+
+Maker = tuple[str, Callable[[], str]]
+
+
+def _from_response_format(wanted: dict[str, Any] | None) -> list[Maker]:
+    field = "response_format"
+    if wanted is None or wanted.get("type") == "text":
+        return []
+    kind = wanted.get("type")
+    if kind not in _FORMAT_TYPES:
+        raise InvalidRequestError(
+            f"Invalid value for '{field}': type must be {', '.join(_FORMAT_TYPES[:-1])} or {_FORMAT_TYPES[-1]}.",
+            param=field,
+        )
+    schema: Any = grammars.ANY_OBJECT
+    if kind == "json_schema":
+        named = wanted.get("json_schema")
+        if not isinstance(named, dict) or not isinstance(named.get("schema", {}), dict):
+            raise InvalidRequestError(
+                f"Invalid value for '{field}': json_schema must be an object with a 'schema' that is one.", param=field
+            )
+        schema = named.get("schema", grammars.ANY_OBJECT)
+    return [(field, lambda: grammars.from_json_schema(schema))]
+
+
+def _from_guided_fields(request: GenerationFields) -> list[Maker]:
+    wanted: list[Maker] = []
+    for name in ("json", "regex", "grammar", "choice"):
+        value = getattr(request, f"guided_{name}")
+        if value is not None:
+            wanted.append((f"guided_{name}", _maker(f"guided_{name}", name, value)))
+    for name, value in (request.structured_outputs or {}).items():
+        if value is None:
+            continue
+        if name not in _MAKERS:
+            raise InvalidRequestError(
+                f"Invalid value for 'structured_outputs': {name[:40]!r} is none of {', '.join(_MAKERS)}.",
+                param="structured_outputs",
+            )
+        wanted.append(("structured_outputs", _maker("structured_outputs", name, value)))
+    return wanted
+
+
+def _maker(field: str, name: str, value: Any) -> Callable[[], str]:
+    kinds, make = _MAKERS[name]
+    is_texts = name != "choice" or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+    if not isinstance(value, kinds) or not is_texts:
+        raise InvalidRequestError(f"Invalid value for '{field}': {name} has the wrong type.", param=field)
+    return lambda: make(value)
