@@ -13,7 +13,7 @@ from configs.loader import ResolvedProfile
 from runners.engine_client import EngineClient, EnginePhase
 from runners.engine_process import EngineProcess
 from runners.errors import EngineUnavailableError, StartupError
-from runners.ipc import make_socket_folder
+from runners.ipc import SOCKET_NAME, make_socket_folder
 from runners.messages import EngineOutput, ModelInfo, Progress, Ready, Shutdown, StartupFailed
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ class EngineSupervisor:
         self._on_ready = on_ready
         self._process: EngineProcess | None = None
         self._socket_folder: Path | None = None
-        self._num_starts = 0
         self._was_ever_ready = False
         self._ready_since: float | None = None
         self._run_task: asyncio.Task[None] | None = None
@@ -65,10 +64,9 @@ class EngineSupervisor:
     # --- starting and watching ------------------------------------------------------------------------------------
 
     def _spawn(self) -> EngineProcess:
-        if self._socket_folder is None:
-            self._socket_folder = make_socket_folder()
-        self._num_starts += 1
-        socket_path = self._socket_folder / f"engine-{self._num_starts}.sock"  # a new one: no message of a dead engine
+        self._remove_socket_folder()
+        self._socket_folder = make_socket_folder()  # a new one, so that no message of a dead engine is left in it
+        socket_path = self._socket_folder / SOCKET_NAME
         self._ready_since = None
         self._process = EngineProcess(self._resolved, socket_path)
         self._client.attach(f"ipc://{socket_path}")
@@ -93,6 +91,11 @@ class EngineSupervisor:
             backoff_s = min(2 * backoff_s, self._watchdog.restart_backoff_max_s)
             self._client.restarts += 1
             self._spawn()
+
+    def _remove_socket_folder(self) -> None:
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
 
     def _may_restart(self) -> bool:
         return not self._client.is_draining and self._client.state.phase is not EnginePhase.FAILED
@@ -134,6 +137,7 @@ class EngineSupervisor:
     # --- what the engine announces --------------------------------------------------------------------------------
 
     def _on_announcement(self, message: EngineOutput) -> None:
+        self._remove_socket_folder()  # both ends are connected: a crash of this process leaves no file behind
         match message:
             case Progress():
                 self._client.set_state(
@@ -192,9 +196,7 @@ class EngineSupervisor:
         if self._process is not None:
             await self._stop_process(self._process)
             self._process = None
-        if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
-            self._socket_folder = None
+        self._remove_socket_folder()
 
     async def _stop_process(self, process: EngineProcess) -> None:
         if process.exit_status is None and self._ready_since is not None:

@@ -35,6 +35,7 @@ ACKNOWLEDGE_EVERY = 4
 MAX_BUFFERED_TOKENS = 16_384
 """Tokens of one request that may wait for a reader, on either side; past it the request is aborted."""
 
+SOCKET_NAME = "engine.sock"
 _MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 with its terminator on Linux, 104 on macOS
 _RECONNECT_MS = 10
 
@@ -64,7 +65,7 @@ def reader_too_slow(limit_tokens: int) -> OutputError:
 def make_socket_folder() -> Path:
     """A new folder that only this user may enter (0700), short enough for a Unix socket's path."""
     folder = tempfile.mkdtemp(prefix="wavelane-")
-    if len(folder.encode()) > _MAX_SOCKET_PATH_BYTES - len("/engine-000.sock"):
+    if len(folder.encode()) > _MAX_SOCKET_PATH_BYTES - len("/" + SOCKET_NAME):
         Path(folder).rmdir()
         folder = tempfile.mkdtemp(prefix="wavelane-", dir="/tmp")
     return Path(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from pathlib import Path
 
@@ -71,6 +72,9 @@ class Server:
             assets = await asyncio.to_thread(self._load_text, info)
             self._text.update(dict.fromkeys(info.served_names, assets))
             self._text_path = info.path
+            # Vocabularies are hundreds of thousands of objects that never die: collections need not walk them.
+            gc.collect()
+            gc.freeze()
         url = service_url(self._service_name)
         logger.info("%s", start_report(info, self._resolved.name, url, self._settings.version))
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ import httpx
 import psutil
 import pytest
 
+from runners.execution.simulated import simulated_token
 from tests.support.server import BentoServer, eventually
 from tests.support.tiny_tokenizers import write_byte_level
 
 RED_LIMIT_S = 5.0
 MODEL = "tiny"
+VOCAB_SIZE = 256
 SIMULATED = {
     "WAVELANE_ENGINE__EXECUTOR": "simulated",
     "WAVELANE_MODELS__0__SERVED_NAMES": f"[{MODEL}]",
-    "WAVELANE_SIMULATED__VOCAB_SIZE": "256",
+    "WAVELANE_SIMULATED__VOCAB_SIZE": str(VOCAB_SIZE),
     "WAVELANE_SIMULATED__STEP_US": "10000",
 }
 
@@ -68,7 +71,14 @@ class Stream(threading.Thread):
         self.is_done = False
         self.error: Exception | None = None
         self._url = server.url
-        self._body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        self._body = {
+            "model": MODEL,
+            "prompt": [1, 2, 3],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
         self.start()
 
     def run(self) -> None:
@@ -199,6 +209,22 @@ def test_two_hundred_clients_that_leave(server: BentoServer) -> None:
     eventually(lambda: server.metric("wavelane_streams_open") == 0)
     assert complete(server).status_code == 200
     assert server.status("/readyz") == 200
+
+
+def test_a_front_end_that_lags_merges_and_loses_nothing(server: BentoServer) -> None:
+    """The HTTP process stands still while its engine goes on: then several tokens come in one event, all of them."""
+    worker_pid, engine_pid = server.worker_pid, server.engine_pid
+    assert worker_pid is not None
+    stream = Stream(server, 400).wait_begun()
+    os.kill(worker_pid, signal.SIGSTOP)
+    time.sleep(1.0)  # a hundred steps, six times the window
+    os.kill(worker_pid, signal.SIGCONT)
+    stream.wait_ended()
+    ids = [token_id for event in stream.events for token_id in event["choices"][0]["token_ids"]]
+    assert stream.finish_reason == "length"
+    assert ids == [simulated_token(f"{stream.events[0]['id']}-0", 3 + place, VOCAB_SIZE) for place in range(400)]
+    assert max(len(event["choices"][0]["token_ids"]) for event in stream.events) > 16
+    assert server.engine_pid == engine_pid
 
 
 # --- the HTTP process and its supervisor ---------------------------------------------------------------------------
