@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from configs.loader import ResolvedProfile
-from runners.engine_client import EngineClient, EnginePhase
+from runners.engine_client import EngineClient
 from runners.engine_process import EngineProcess
+from runners.engine_state import EnginePhase
 from runners.errors import EngineUnavailableError, StartupError
 from runners.ipc import SOCKET_NAME, make_socket_folder
 from runners.messages import EngineOutput, ModelInfo, Progress, Ready, Shutdown, StartupFailed

@@ -13,7 +13,8 @@ from configs.loader import ResolvedProfile
 from runners.api.app import create_app
 from runners.api.settings import ApiSettings
 from runners.drain_signals import DrainSignals
-from runners.engine_client import EngineClient, EnginePhase
+from runners.engine_client import EngineClient
+from runners.engine_state import EnginePhase
 from runners.engine_supervisor import EngineSupervisor
 from runners.messages import ModelInfo
 from runners.metrics import render

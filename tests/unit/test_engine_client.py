@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from runners.engine_client import EngineClient, EnginePhase, Vitals
+from runners.engine_client import EngineClient
 from runners.engine_io import EngineIO
+from runners.engine_state import EnginePhase, Vitals
 from runners.errors import (
     ConflictError,
     ContextLengthError,

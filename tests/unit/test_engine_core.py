@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from configs.schema import AdmissionSection, Profile
-from runners.engine_client import EngineClient, EnginePhase
+from runners.engine_client import EngineClient
 from runners.engine_core import EXIT_DEVICE_LOST, EXIT_LOOP_FAILED, EXIT_STOPPED, EngineCore, StepClock
 from runners.engine_io import EngineIO, Vitals
+from runners.engine_state import EnginePhase
 from runners.errors import EngineUnavailableError, ModelNotFoundError, RequestFailedError
 from runners.execution.executor import Capabilities, DeviceLostError, Executor, LaunchError, StepResult
 from runners.kv_cache.cache_manager import CacheManager
@@ -185,27 +186,25 @@ async def test_a_failure_in_a_result_is_that_requests_alone(running: RunningCore
 
 @pytest.mark.parametrize("where", ["on_launch", "on_collect"])
 async def test_a_lost_device_ends_every_request_and_the_process(running: RunningCore, where: str) -> None:
-    streams = [await running.submit(name, max_tokens=200) for name in "abcdef"]
-    await asyncio.wait_for(anext(streams[0]), 10)
-
     def lose(plan: StepPlan) -> None:
-        raise DeviceLostError("illegal address")
+        if any(row.position > 20 for row in plan.decode_rows):
+            raise DeviceLostError("illegal address")
 
     setattr(running.executor, where, lose)
+    streams = [await running.submit(name, max_tokens=200) for name in "abcdef"]
     results = await asyncio.wait_for(asyncio.gather(*map(read, streams), return_exceptions=True), 20)
-    assert all(isinstance(result, EngineUnavailableError) for result in results)
+    assert [type(result) for result in results] == [EngineUnavailableError] * 6
     assert "illegal address" in str(results[0])
     assert await running.wait_exit() == EXIT_DEVICE_LOST
 
 
 async def test_a_bug_in_the_loop_ends_every_request_and_the_process(running: RunningCore) -> None:
-    stream = await running.submit("a", max_tokens=200)
-    await asyncio.wait_for(anext(stream), 10)
-
     def fail(plan: StepPlan) -> None:
-        raise ZeroDivisionError
+        if plan.decode_rows:
+            raise ZeroDivisionError
 
-    running.executor.on_collect = fail  # type: ignore[assignment]
+    running.executor.on_launch = fail
+    stream = await running.submit("a", max_tokens=200)
     with pytest.raises(EngineUnavailableError, match="ZeroDivisionError"):
         await asyncio.wait_for(read(stream), 10)
     assert await running.wait_exit() == EXIT_LOOP_FAILED

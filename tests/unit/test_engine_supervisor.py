@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from configs.loader import load_profile
-from runners.engine_client import EngineClient, EnginePhase
+from runners.engine_client import EngineClient
+from runners.engine_state import EnginePhase
 from runners.engine_supervisor import EngineSupervisor
 from runners.errors import EngineUnavailableError, StartupError
 from runners.messages import ModelInfo
