@@ -195,6 +195,11 @@ class SessionStore:
         if session.last_request_id is not None:
             self._ended_turns.pop(session.last_request_id, None)
 
+    def token_ids(self, session_id: str) -> list[int]:
+        """Tokens of the session's last whole turn (not to be changed); none for a session that there is not."""
+        session = self._sessions.get(session_id)
+        return session.token_ids if session is not None else []
+
     def list(self) -> Sequence[SessionInfo]:
         return [self._info(session) for session in self._sessions.values()]
 

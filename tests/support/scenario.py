@@ -16,7 +16,7 @@ from runners.messages import AddRequest, OutputError, RequestOutput, pack_ids, u
 from runners.request import FinishReason, SamplingParams
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import PlanKind, StepPlan
-from runners.virtual_engine import StepTrace, VirtualEngine
+from runners.simulation.virtual_engine import StepTrace, VirtualEngine
 from tests.support.checked_executor import CheckedExecutor
 
 STEP_MS = {

@@ -20,7 +20,7 @@ from runners.kv_cache.cache_manager import CacheManager
 from runners.messages import AddRequest, RequestOutput, pack_ids, unpack_ids
 from runners.request import FinishReason, SamplingParams
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
-from runners.virtual_engine import StepTrace, VirtualEngine
+from runners.simulation.virtual_engine import StepTrace, VirtualEngine
 from tests.support.checked_executor import CheckedExecutor
 from tests.support.scenario import line
 

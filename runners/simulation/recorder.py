@@ -1,0 +1,71 @@
+"""Record the arrivals of a running server as a trace: counts and times, no text, no names.
+
+Sessions and keys are written as digests, so that turns of one session can be told to belong together and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+
+from runners.messages import AddRequest, RequestOutput
+from runners.simulation.trace import Arrival
+
+
+class ArrivalRecorder:
+    """Writes one line a request once it has ended: only then its output tokens are known.
+
+    Lines are in the order of the ends; `read_trace` sorts them. Requests that were refused or failed before their
+    first token are left out. OSError when the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._start: float | None = None
+        self._open: dict[str, tuple[AddRequest, int]] = {}
+        self._session_tokens: dict[str, int] = {}
+
+    def arrived(self, message: AddRequest) -> None:
+        if self._start is None:
+            self._start = message.arrival_time
+        self._open[message.request_id] = (message, 0)
+
+    def published(self, outputs: Iterable[RequestOutput]) -> None:
+        """Count the tokens; a final output ends its request."""
+        for output in outputs:
+            entry = self._open.get(output.request_id)
+            if entry is None:
+                continue
+            message, tokens = entry
+            self._open[output.request_id] = (message, tokens + len(output.token_ids) // 4)
+            if output.is_final:
+                self.ended(output.request_id)
+
+    def ended(self, request_id: str) -> None:
+        """The request is over, also one that was aborted or that the front end finished."""
+        entry = self._open.pop(request_id, None)
+        if entry is None or entry[1] == 0:
+            return
+        message, output_tokens = entry
+        prompt_tokens = len(message.prompt) // 4
+        session = None
+        if message.session_id is not None:
+            session = _digest(message.session_id)
+            if message.append_to_session:
+                prompt_tokens += self._session_tokens.get(session, 0)
+            self._session_tokens[session] = prompt_tokens + output_tokens
+        at_s = message.arrival_time - (self._start or 0.0)
+        key = _digest(message.key_id) if message.key_id else ""
+        arrival = Arrival(max(0.0, at_s), prompt_tokens, output_tokens, session, message.priority, key)
+        self._file.write(arrival.to_json() + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _digest(name: str) -> str:
+    return blake2b(name.encode(), digest_size=6).hexdigest()
