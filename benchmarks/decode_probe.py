@@ -95,12 +95,12 @@ def decode_state(width: int, context: int, num_layers: int) -> DecodeState:
     return DecodeState(pool, tables, lens, lens - 1, slots, ids, context)
 
 
-def decode_step(weights: Weights, state: DecodeState) -> torch.Tensor:
+def decode_step(weights: Weights, state: DecodeState, attention_options: dict | None = None) -> torch.Tensor:
     """Logits [width, V] float32 of one step through the fused kernels."""
     hidden = embedding(state.input_ids, weights.embed)
     rotation = Rotation(None, None, EPS, weights.cos_sin, state.position_ids, state.slot_mapping)
     for index, layer in enumerate(weights.layers):
-        qkv = fused_linear(hidden, layer.qkv, None, layer.input_norm, EPS)
+        qkv = fused_linear(hidden, layer.qkv, None, layer.input_norm, EPS, feeds_attention=True)
         attended = decode_attention(
             qkv,
             state.pool[:, index, 0],
@@ -113,6 +113,7 @@ def decode_step(weights: Weights, state: DecodeState) -> torch.Tensor:
             None,
             state.context,
             rotation,
+            **(attention_options or {"early_loads": True}),
         )
         hidden = fused_linear(attended.view(-1, HEADS * HEAD_DIM), layer.o, residual=hidden)
         activated = fused_linear(hidden, layer.gate_up, None, layer.ffn_norm, EPS, None, "silu")

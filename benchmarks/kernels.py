@@ -19,7 +19,7 @@ from benchmarks.tune_linear import SHAPES
 from kernels.sampling import SamplingTensors
 from kernels.triton_ops.add_rms_norm import add_rms_norm
 from kernels.triton_ops.argmax import argmax
-from kernels.triton_ops.decode_attention import Rotation, decode_attention
+from kernels.triton_ops.decode_attention import DecodeTiling, Rotation, decode_attention
 from kernels.triton_ops.embedding import embedding
 from kernels.triton_ops.fused_linear import fused_linear
 from kernels.triton_ops.gated_activation import gated_activation
@@ -98,7 +98,9 @@ def pool_of(sequences: int, context: int, layers: int) -> tuple[torch.Tensor, to
     return pool, tables, torch.full((sequences,), context, dtype=torch.int32, device="cuda")
 
 
-def decode_calls(width: int, context: int, **options: int) -> tuple[list[Callable[[], object]], float]:
+def decode_calls(
+    width: int, context: int, tiling: DecodeTiling | None = None
+) -> tuple[list[Callable[[], object]], float]:
     pool, tables, lens = pool_of(width, context, LAYERS)
     last = context - 1
     slots = tables[:, last // BLOCK_TOKENS].long() * BLOCK_TOKENS + last % BLOCK_TOKENS
@@ -106,8 +108,8 @@ def decode_calls(width: int, context: int, **options: int) -> tuple[list[Callabl
     qkv = normal(width, QKV)
     calls = [
         partial(
-            decode_attention, qkv, pool[:, layer, 0], pool[:, layer, 1], tables, lens, HEADS, HEAD_DIM**-0.5, None, None,
-            context, rotation, **options,
+            decode_attention, qkv, pool[:, layer, 0], pool[:, layer, 1], tables, lens, HEADS, HEAD_DIM**-0.5, None,
+            None, context, rotation, tiling, True,
         )
         for layer in range(LAYERS)
     ]  # fmt: skip
@@ -120,8 +122,8 @@ def prefill_calls(sequences: int, length: int, history: int = 0, tile: tuple | N
     cu_seqlens = torch.arange(sequences + 1, dtype=torch.int32, device="cuda") * length
     calls = [
         partial(
-            prefill_attention, q, pool[:, layer, 0], pool[:, layer, 1], tables, lens, cu_seqlens, HEAD_DIM**-0.5, None, None,
-            length, tile,
+            prefill_attention, q, pool[:, layer, 0], pool[:, layer, 1], tables, lens, cu_seqlens, HEAD_DIM**-0.5, None,
+            None, length, tile,
         )
         for layer in range(LAYERS)
     ]  # fmt: skip
@@ -167,14 +169,13 @@ def tune_attention() -> None:
         )
         for (block_n, stages, num_warps), num_splits in itertools.product(tiles, splits):
             try:
-                calls, num_bytes = decode_calls(
-                    width, context, block_n=block_n, stages=stages, num_warps=num_warps, num_splits=num_splits
-                )
-                results.append((seconds_per_call(calls, 4), block_n, stages, num_warps, num_splits))
+                tiling = DecodeTiling(block_n, stages, num_warps, num_splits)
+                calls, num_bytes = decode_calls(width, context, tiling)
+                results.append((seconds_per_call(calls, 4), str(tiling)))
             except Exception as error:
                 print(f"decode {block_n} {stages} {num_warps}: {type(error).__name__}")
-        for seconds, *options in sorted(results)[:5]:
-            print(f"decode {width} x {context}: {seconds * 1e6:.2f} us {num_bytes / seconds / 1e12:.2f} TB/s", *options)
+        for seconds, text in sorted(results)[:5]:
+            print(f"decode {width} x {context}: {seconds * 1e6:.2f} us {num_bytes / seconds / 1e12:.2f} TB/s", text)
     for sequences, length in ((1, 2000), (64, 23), (64, 128)):
         results = []
         tiles = ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (128, 32, 8, 4))
@@ -186,7 +187,7 @@ def tune_attention() -> None:
                 print(f"prefill {tile}: {type(error).__name__}")
         for seconds, tile in sorted(results)[:5]:
             print(
-                f"prefill {sequences} x {length}: {seconds * 32e3:.2f} ms / 32 layers {flops / seconds / 1e12:.0f} TFLOP/s",
+                f"prefill {sequences} x {length}: {seconds * 32e3:.2f} ms / 32 layers {flops / seconds / 1e12:.0f} TF/s",
                 tile,
             )
 

@@ -33,7 +33,7 @@ ROTATED_BYTES = 5e8
 def gemv_candidates(gated: bool) -> list[tuple[int, int, int]]:
     """(weight rows a program, warps, programs that prefetch)."""
     shapes = ((1, 4), (2, 4), (2, 8), (4, 8)) if gated else ((1, 4), (1, 8), (2, 4), (2, 8), (4, 4), (4, 8), (8, 8))
-    return [(*shape, ahead) for shape in shapes for ahead in (0, 264, 528, 1056)]
+    return [(*shape, ahead) for shape in shapes for ahead in (0, 132, 264, 528)]
 
 
 def thin_candidates(rows: int, gated: bool) -> list[ThinTiling]:
@@ -45,8 +45,7 @@ def thin_candidates(rows: int, gated: bool) -> list[ThinTiling]:
         shared = (block_n * (2 if gated else 1) + max(8, rows)) * block_k * 2 * (stages - 1)
         if shared > 220_000:
             continue
-        for prefetch_k in (512, 1024):
-            found.append(ThinTiling(block_n, block_k, split_k, stages, warps, prefetch_k))
+        found += [ThinTiling(block_n, block_k, split_k, stages, warps, prefetch_k) for prefetch_k in (512, 1024)]
         if rows >= 32 and block_n <= 64:
             found.append(dataclasses.replace(found[-1], weights_first=False))
     return found
@@ -72,8 +71,10 @@ def tensors(name: str, rows: int, copies: int, device: str) -> tuple:
 def launches(name: str, rows: int, candidate: object, device: str, made: tuple | None = None) -> list:
     weights, x, out, norm, residual, activation = made or tensors(name, rows, 1, device)
     if isinstance(candidate, ThinTiling):
-        return [partial(thin_product, x, w, out, None, residual, activation, candidate) for w in weights]
-    return [partial(gemv, x, w, out, norm, 1e-5, None, residual, activation, *candidate) for w in weights]
+        return [partial(thin_product, x, w, out, None, residual, activation, candidate, name == "qkv") for w in weights]
+    return [
+        partial(gemv, x, w, out, norm, 1e-5, None, residual, activation, *candidate, name == "qkv") for w in weights
+    ]
 
 
 def candidates(name: str, rows: int) -> list:
@@ -96,7 +97,11 @@ def compile_part(part: list[tuple[str, int, object]]) -> None:
 def precompile(cases: list[tuple[str, int, object]], processes: int) -> None:
     # Shapes of equal specialisation share a binary: the first of each kind is enough.
     kinds = {
-        (rows, repr(candidate), SHAPES[name][2:], name == "lm_head"): (name, rows, candidate)
+        (rows, repr(candidate), SHAPES[name][2:], name in ("lm_head", "qkv"), name == "lm_head"): (
+            name,
+            rows,
+            candidate,
+        )
         for name, rows, candidate in cases
     }
     work = list(kinds.values())

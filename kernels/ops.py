@@ -188,10 +188,12 @@ def rotary_decode_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     max_context_len: int,
+    follows_linear: bool = False,
 ) -> Tensor:
     """`qk_norm_rope_kv_write`, then `paged_attention`, of one token a sequence: qkv [B, (Hq + 2 Hk) * D] → [B, Hq, D].
 
     A device may choose how it splits a context by `max_context_len`, and by nothing else that changes between steps.
+    `follows_linear`: the op before was `fused_linear` with `feeds_attention`.
     """
     if qkv.shape[0] != context_lens.shape[0] or qkv.shape[1] % key_cache.shape[3]:
         raise ShapeError(f"rotary_decode_attention: qkv {tuple(qkv.shape)}, {context_lens.shape[0]} sequences")
@@ -214,6 +216,7 @@ def rotary_decode_attention(
         sliding_window,
         soft_cap,
         max_context_len,
+        follows_linear,
     )
 
 
@@ -246,15 +249,19 @@ def fused_linear(
     residual: Tensor | None = None,
     activation: str = "",
     out_dtype: torch.dtype | None = None,
+    feeds_attention: bool = False,
 ) -> Tensor:
     """activation(rms_norm(x) Wᵀ + bias) + residual, each neighbour only where it is given: x [T, in] → [T, features].
 
     weight is a plain [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh".
     residual [T, features]. `out_dtype` None is the dtype of x; float32 keeps what the sum had.
+    `feeds_attention`: the next op on this device is `rotary_decode_attention` with `follows_linear`, which may then
+    read the cache and the tables before this op has ended.
     """
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"fused_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
-    return run("fused_linear", x.device.type, x, weight, bias, norm_weight, eps, residual, activation, out_dtype)
+    neighbours = (bias, norm_weight, eps, residual, activation)
+    return run("fused_linear", x.device.type, x, weight, *neighbours, out_dtype, feeds_attention)
 
 
 def logits(hidden: Tensor, weight: LinearWeight, soft_cap: float | None = None) -> Tensor:

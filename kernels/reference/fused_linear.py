@@ -16,8 +16,12 @@ def fused_linear(
     residual: torch.Tensor | None = None,
     activation: str = "",
     out_dtype: torch.dtype | None = None,
+    feeds_attention: bool = False,
 ) -> torch.Tensor:
-    """x [T, in] → [T, features] in `out_dtype` (None: that of x; float32 gives logits, not rounded on the way)."""
+    """x [T, in] → [T, features] in `out_dtype` (None: that of x; float32 gives logits, not rounded on the way).
+
+    `feeds_attention` is a hint for devices.
+    """
     device_type = x.device.type
     if norm_weight is not None:
         x = run("rms_norm", device_type, x, norm_weight, eps)

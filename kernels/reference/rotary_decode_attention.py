@@ -24,8 +24,12 @@ def rotary_decode_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     max_context_len: int,
+    follows_linear: bool = False,
 ) -> torch.Tensor:
-    """qkv [B, (Hq + 2 Hk) * D], one token a sequence → [B, Hq, D]; K and V are written first."""
+    """qkv [B, (Hq + 2 Hk) * D], one token a sequence → [B, Hq, D]; K and V are written first.
+
+    `follows_linear` is a hint for devices.
+    """
     num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
     device_type = qkv.device.type
     q = run(

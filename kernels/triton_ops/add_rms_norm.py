@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -24,6 +24,7 @@ def add_rms_norm_kernel(
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK_H)
     inside = column < hidden_size

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -26,6 +26,7 @@ def advance_slots_kernel(
     HAS_COUNTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     wait_for_inputs(PDL)
     token = tl.minimum(tl.maximum(tl.load(token_ids_ptr + row), 0), vocab_size - 1)

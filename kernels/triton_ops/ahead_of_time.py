@@ -14,6 +14,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import kernels.triton_ops
+from kernels.triton_ops.launch import EARLY_START, LATE_START, NO_OVERLAP
 
 
 class OfflineDriver:
@@ -46,11 +47,15 @@ def compile_only(capability: int) -> Iterator[list[Any]]:
         compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
         return compiled[-1]
 
-    options = {"PDL": True, "launch_pdl": True} if capability >= 90 else {"PDL": False}
+    def dependent_launch(tensor: Any, late: bool = False) -> dict[str, Any]:
+        if capability < 90:
+            return {"PDL": NO_OVERLAP}
+        return {"PDL": LATE_START if late else EARLY_START, "launch_pdl": True}
+
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(JITFunction, "run", compile_launch))
         for module in pkgutil.iter_modules(kernels.triton_ops.__path__, "kernels.triton_ops."):
             loaded = importlib.import_module(module.name)
             if hasattr(loaded, "dependent_launch"):
-                patches.enter_context(mock.patch.object(loaded, "dependent_launch", return_value=options))
+                patches.enter_context(mock.patch.object(loaded, "dependent_launch", dependent_launch))
         yield compiled

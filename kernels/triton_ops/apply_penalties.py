@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 BLOCK_V = 2048
 
@@ -28,6 +28,7 @@ def apply_penalties_kernel(
     BLOCK_V: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = token < vocab_size

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import arrival_counters, dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import arrival_counters, dependent_launch, start_next, wait_for_inputs
 
 BLOCK_V = 4096
 
@@ -25,6 +25,7 @@ def argmax_kernel(
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)

@@ -17,6 +17,7 @@ from kernels.triton_ops.launch import (
     arrival_counters,
     dependent_launch,
     num_multiprocessors,
+    start_next,
     wait_for_inputs,
 )
 from kernels.triton_ops.rope_in_attention import rotated_key, rotated_query
@@ -115,8 +116,10 @@ def decode_attention_kernel(
     HAS_CAP: tl.constexpr,
     ROTATE: tl.constexpr,
     HAS_QK_NORM: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -125,7 +128,7 @@ def decode_attention_kernel(
     in_group = group < GROUP
     in_head = lane < HEAD_DIM
     q_mask = in_group[:, None] & in_head[None, :]
-    if not ROTATE:
+    if not EARLY:
         wait_for_inputs(PDL)
 
     context = tl.load(context_lens_ptr + sequence, cache_modifier=".cg")
@@ -136,7 +139,7 @@ def decode_attention_kernel(
     begin = first + split * span
     end = tl.minimum(begin + span, context)
     if begin >= context:
-        if ROTATE:
+        if EARLY:
             wait_for_inputs(PDL)
         return
 
@@ -148,21 +151,25 @@ def decode_attention_kernel(
     key_head = key_ptr + kv_head * key_head_stride
     value_head = value_ptr + kv_head * value_head_stride
     if ROTATE:
-        # The last position is this step's token, not yet written. The first keys of the split are on their way while the
-        # kernel before still computes this step's rows.
+        # The last position is this step's token, not yet written. With EARLY, the first keys of the split are on their
+        # way while the kernel before still computes this step's rows.
         holds_new = end == context
         end = tl.where(holds_new, context - 1, end)
-        position = begin + tl.arange(0, BLOCK_N)
-        block = tl.load(table + position // BLOCK_TOKENS, position < end, 0, cache_modifier=".cg").to(tl.int64)
-        inner = (position % BLOCK_TOKENS) * HEAD_DIM
-        kv_mask = (position < end)[:, None] & in_head[None, :]
-        keys = tl.load(key_head + (block * key_block_stride + inner)[:, None] + lane[None, :], mask=kv_mask, other=0.0)
-        first_values = tl.load(
-            value_head + (block * value_block_stride + inner)[:, None] + lane[None, :], mask=kv_mask, other=0.0
-        )
+        if EARLY:
+            position = begin + tl.arange(0, BLOCK_N)
+            block = tl.load(table + position // BLOCK_TOKENS, position < end, 0, cache_modifier=".cg").to(tl.int64)
+            inner = (position % BLOCK_TOKENS) * HEAD_DIM
+            kv_mask = (position < end)[:, None] & in_head[None, :]
+            keys = tl.load(
+                key_head + (block * key_block_stride + inner)[:, None] + lane[None, :], mask=kv_mask, other=0.0
+            )
+            first_values = tl.load(
+                value_head + (block * value_block_stride + inner)[:, None] + lane[None, :], mask=kv_mask, other=0.0
+            )
         angles = cos_sin_ptr + tl.load(positions_ptr + sequence, cache_modifier=".cg").to(tl.int64) * cos_sin_stride
         slot = tl.load(slots_ptr + sequence, cache_modifier=".cg")
-        wait_for_inputs(PDL)
+        if EARLY:
+            wait_for_inputs(PDL)
         row_ptr = q_ptr + sequence * q_stride
         q = rotated_query(row_ptr, head_offset, angles, q_norm_ptr, eps, q_mask, lane, HEAD_DIM, HAS_QK_NORM)
         if holds_new:
@@ -179,11 +186,12 @@ def decode_attention_kernel(
             maximum = maximum * LOG2_E
             total = tl.full([BLOCK_G], 1.0, tl.float32)
             values += value.to(tl.float32)[None, :]
-        if begin < end:
-            maximum, total, values = _fold(
-                q, keys, first_values, position < end, maximum, total, values, scale, soft_cap, HAS_CAP
-            )
-        begin += BLOCK_N
+        if EARLY:
+            if begin < end:
+                maximum, total, values = _fold(
+                    q, keys, first_values, position < end, maximum, total, values, scale, soft_cap, HAS_CAP
+                )
+            begin += BLOCK_N
     else:
         q = tl.load(q_ptr + sequence * q_stride + head_offset[:, None] + lane[None, :], mask=q_mask, other=0.0)
 
@@ -242,13 +250,27 @@ class Rotation:
     slot_mapping: torch.Tensor
 
 
-def num_context_splits(num_programs: int, max_context_len: int, block_n: int, multiprocessors: int) -> int:
-    """How many programs share one context: enough for four a multiprocessor, each with at least one block of tokens.
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """Keys a step, pipeline stages, warps, and how many programs share one context."""
 
-    H200, 32 / 8 heads: 1 × 190 takes 5.9 µs in 4 splits, 1 × 2064 13 in 32, 8 × 2064 27 in 8, 64 × 2064 149 in 1.
+    block_n: int
+    stages: int
+    num_warps: int
+    num_splits: int
+
+
+def decode_tiling(num_programs: int, max_context_len: int, multiprocessors: int) -> DecodeTiling:
+    """Tiling for `num_programs` (sequence, KV head) pairs: about four programs a multiprocessor.
+
+    H200, 32 / 8 heads: 1 × 190 is fastest in splits of 32 keys, 1 × 2064 in 32 splits with 8 warps, 8 × 2064 in 8,
+    64 rows unsplit.
     """
+    block_n, num_warps = 64, 4
+    if num_programs <= 16:
+        block_n, num_warps = (32, 4) if max_context_len <= 512 else (64, 8)
     wanted = max(1, 4 * multiprocessors // num_programs)
-    return min(wanted, triton.cdiv(max_context_len, block_n), MAX_SPLITS)
+    return DecodeTiling(block_n, 3, num_warps, min(wanted, triton.cdiv(max_context_len, block_n), MAX_SPLITS))
 
 
 def decode_attention(
@@ -263,16 +285,15 @@ def decode_attention(
     soft_cap: float | None,
     max_context_len: int,
     rotation: Rotation | None = None,
-    num_splits: int | None = None,
-    block_n: int = 64,
-    stages: int = 3,
-    num_warps: int = 4,
+    tiling: DecodeTiling | None = None,
+    early_loads: bool = False,
 ) -> torch.Tensor:
     """One token a sequence: q [B, Hq, D], or with `rotation` rows of QKV [B, (Hq + 2 Hk) * D]; returns [B, Hq, D].
 
     Caches, tables and lengths as in `kernels.ops.paged_attention`. A row whose context is 0 is padding: its output is
     unspecified. `max_context_len` only chooses the split, which a captured graph fixes; real lengths are read on the
-    device.
+    device. `early_loads` (with `rotation`): the kernel before was launched with `next_starts_late`, so tables, lengths
+    and old keys may be read before it has completed; done where a program has few keys to read.
     """
     num_sequences, head_dim = q.shape[0], key_cache.shape[3]
     num_kv_heads = key_cache.shape[1]
@@ -281,10 +302,11 @@ def decode_attention(
     if num_sequences == 0:
         return out
     pairs = num_sequences * num_kv_heads
-    if num_splits is None:
-        multiprocessors = num_multiprocessors(q.device.index) if q.is_cuda else 1
+    multiprocessors = num_multiprocessors(q.device.index) if q.is_cuda else 132
+    if tiling is None:
         visible = max_context_len if sliding_window is None else min(max_context_len, sliding_window)
-        num_splits = num_context_splits(pairs, visible, block_n, multiprocessors)
+        tiling = decode_tiling(pairs, visible, multiprocessors)
+    num_splits = tiling.num_splits
     block_d = triton.next_power_of_2(head_dim)
     partial = torch.empty(pairs * num_splits * group * (block_d + 2), dtype=torch.float32, device=q.device)
     decode_attention_kernel[(num_sequences, num_kv_heads, num_splits)](
@@ -320,14 +342,15 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         BLOCK_TOKENS=key_cache.shape[2],
-        BLOCK_N=block_n,
+        BLOCK_N=tiling.block_n,
         MERGE_SPLITS=MAX_SPLITS,
-        STAGES=stages,
+        STAGES=tiling.stages,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
         ROTATE=rotation is not None,
         HAS_QK_NORM=rotation is not None and rotation.q_norm is not None,
-        num_warps=num_warps,
+        EARLY=early_loads and rotation is not None and pairs * num_splits <= 2 * multiprocessors,
+        num_warps=tiling.num_warps,
         **dependent_launch(q),
     )
     return out

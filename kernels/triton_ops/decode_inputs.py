@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -28,6 +28,7 @@ def decode_inputs_kernel(
     BLOCK_W: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0)
     wait_for_inputs(PDL)
     slot = tl.load(rows_ptr + row)

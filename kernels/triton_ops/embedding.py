@@ -6,13 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
 @triton.jit
 def embedding_kernel(
     ids_ptr, weight_ptr, out_ptr, weight_stride, hidden_size, scale, BLOCK_H: tl.constexpr, PDL: tl.constexpr
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     inside = column < hidden_size

@@ -25,11 +25,13 @@ def fused_linear(
     residual: torch.Tensor | None = None,
     activation: str = "",
     out_dtype: torch.dtype | None = None,
+    feeds_attention: bool = False,
 ) -> torch.Tensor:
     """x [T, in] → [T, features] in `out_dtype` (default: that of x).
 
     weight [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh"; norm_weight
-    [in] float32; residual [T, features].
+    [in] float32; residual [T, features]. With `feeds_attention` the next kernel starts late, so that it
+    may read before its wait what kernels before this one wrote (`kernels.triton_ops.launch`).
     """
     num_rows, in_features = x.shape
     features = weight.shape[0] // 2 if activation else weight.shape[0]
@@ -38,14 +40,14 @@ def fused_linear(
             x, norm_weight = rms_norm(x, norm_weight, eps), None
         out = torch.empty(1, features, dtype=out_dtype or x.dtype, device=x.device)
         shape = gemv_shape(features, in_features, bool(activation))
-        gemv(x, weight, out, norm_weight, eps, bias, residual, activation, *shape)
+        gemv(x, weight, out, norm_weight, eps, bias, residual, activation, *shape, feeds_attention)
         return out
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, eps)
     tiling = thin_tiling(num_rows, features, in_features, bool(activation))
     if tiling is not None and weight.is_contiguous() and weight.element_size() == 2 and x.stride(1) == 1:
         out = torch.empty(num_rows, features, dtype=out_dtype or x.dtype, device=x.device)
-        thin_product(x, weight, out, bias, residual, activation, tiling)
+        thin_product(x, weight, out, bias, residual, activation, tiling, feeds_attention)
         return out
     return _vendor_product(x, weight, bias, residual, activation, out_dtype)
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -30,6 +30,7 @@ def gated_activation_kernel(
     BLOCK_F: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     inside = column < features

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.gated_activation import activate
-from kernels.triton_ops.launch import dependent_launch, prefetch_lines, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, prefetch_lines, start_next, wait_for_inputs
 
 # Beyond this many elements a row is taken in steps.
 MAX_BLOCK_K = 16384
@@ -38,6 +38,7 @@ def gemv_kernel(
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_rows = row < out_features
     k = tl.arange(0, BLOCK_K)
@@ -50,7 +51,7 @@ def gemv_kernel(
         up_weight = tl.load(weight_ptrs + up_offset, mask=mask, other=0.0, eviction_policy="evict_first")
     if HAS_NORM:
         norm = tl.load(norm_ptr + k, mask=in_k, other=0.0)
-    if PDL and tl.program_id(0) < AHEAD:
+    if PDL > 0 and tl.program_id(0) < AHEAD:
         # What is on the chip now waits; ask for the rows of the programs that follow, so that memory does not.
         ahead = tl.minimum(row + AHEAD * ROWS, out_features - 1).to(tl.int64)[:, None] * in_features
         line = tl.minimum(tl.arange(0, BLOCK_K // 64) * 64, in_features - 1)[None, :]
@@ -100,6 +101,7 @@ def gemv(
     rows_per_program: int,
     num_warps: int,
     prefetch_programs: int = 0,
+    next_starts_late: bool = False,
 ) -> None:
     """Write activation(W · norm(x) + bias) + residual for one row x [1, in] into out [1, features].
 
@@ -127,5 +129,5 @@ def gemv(
         ACTIVATION=activation,
         AHEAD=prefetch_programs,
         num_warps=num_warps,
-        **dependent_launch(x),
+        **dependent_launch(x, next_starts_late),
     )

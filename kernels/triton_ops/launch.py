@@ -1,10 +1,12 @@
 """Programmatic dependent launch, shared by every kernel of this package.
 
-A kernel launched this way may start while the one before it still drains: it reads what it may, and calls
-`wait_for_inputs` before anything else. The wait is also where it lets the next kernel start, so once a kernel runs, all
-but its direct predecessor have completed: before the wait it may read weights and whatever an earlier kernel than
-the last one wrote. Every kernel must wait, even one with nothing to read.
-Needs compute capability 9.0; elsewhere the call compiles to nothing.
+A kernel launched this way may start while the one before it still drains. It calls `start_next` first, so that the next
+one may start as soon as all its programs have; reads weights; and calls `wait_for_inputs` before it touches anything
+that a kernel writes. Every kernel must wait, even one with nothing to read.
+
+A kernel launched with `late` lets the next one start only after its own wait. Then all but the direct predecessor of
+that next kernel have completed when it starts, and it may read what those wrote before its wait.
+Needs compute capability 9.0; elsewhere both calls compile to nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +19,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+NO_OVERLAP, LATE_START, EARLY_START = 0, 1, 2
+
+
+@triton.jit
+def start_next(PDL: tl.constexpr):
+    """Let the next kernel start (2: EARLY_START)."""
+    if PDL == 2:
+        gdc_launch_dependents()
+
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
-    """Block until the kernels before have completed and their writes are visible; then let the next one start."""
-    if PDL:
+    """Block until the kernels before have completed, their writes visible (1: LATE_START lets the next start here)."""
+    if PDL > 0:
         gdc_wait()
+    if PDL == 1:
         gdc_launch_dependents()
 
 
@@ -45,11 +57,11 @@ def num_multiprocessors(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
-def dependent_launch(tensor: torch.Tensor) -> dict[str, Any]:
+def dependent_launch(tensor: torch.Tensor, late: bool = False) -> dict[str, Any]:
     """Keyword arguments that launch a kernel on the device of `tensor` dependently where the device can."""
     if tensor.is_cuda and capability(tensor.device.index) >= (9, 0):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+        return {"PDL": LATE_START if late else EARLY_START, "launch_pdl": True}
+    return {"PDL": NO_OVERLAP}
 
 
 @functools.cache

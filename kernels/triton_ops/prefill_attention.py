@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.decode_attention import LOG2_E, capped
-from kernels.triton_ops.launch import capability, dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import capability, dependent_launch, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -113,6 +113,7 @@ def prefill_attention_kernel(
     HAS_CAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     # The last tiles see the longest context: start them first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)

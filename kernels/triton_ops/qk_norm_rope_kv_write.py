@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 HEADS_PER_PROGRAM = 16
 
@@ -39,6 +39,7 @@ def qk_norm_rope_kv_write_kernel(
     HAS_K_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     HALF: tl.constexpr = HEAD_DIM // 2

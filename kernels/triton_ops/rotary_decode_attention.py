@@ -24,6 +24,7 @@ def rotary_decode_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     max_context_len: int,
+    follows_linear: bool = False,
 ) -> torch.Tensor:
     """`kernels.ops.rotary_decode_attention`: one launch a layer."""
     return decode_attention(
@@ -38,4 +39,5 @@ def rotary_decode_attention(
         soft_cap,
         max_context_len,
         Rotation(q_norm, k_norm, eps, cos_sin, position_ids, slot_mapping),
+        early_loads=follows_linear,
     )

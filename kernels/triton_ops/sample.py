@@ -1,8 +1,8 @@
 """Sampling without leaving the device and without a sort.
 
 Top-k and top-p both keep "everything at least as likely as some token", so each is a threshold, found by a radix search
-over the bits of (max - logit) / temperature, a non-negative float whose order is that of its bits: per pass, the
-count (top-k) or mass (top-p) of 16 buckets, and the last program of a row picks the bucket that the target falls in.
+over (max - logit) / temperature in fixed point: per pass, the count (top-k) or mass (top-p) of 16 buckets, and the last
+program of a row picks the bucket that the target falls in.
 The draw is one more pass: kept mass a chunk, then the chunk and the token where the cumulative mass exceeds u times the
 whole. Sums have a fixed order, so a row's token does not depend on its neighbours or on scheduling.
 """
@@ -14,18 +14,30 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import SamplingTensors
-from kernels.triton_ops.launch import arrival_counters, dependent_launch, wait_for_inputs
+from kernels.triton_ops.launch import arrival_counters, dependent_launch, start_next, wait_for_inputs
 
-CHUNK = 8192
-SEARCH_BLOCK = 1024
+CHUNK = 2048
+# Many rows fill the GPU anyway: then fewer, longer chunks spend less on the sums at their end.
+LONG_SEARCH_CHUNK, LONG_SEARCH_ROWS = 8192, 16
+SEARCH_BLOCK = 256
 DIGIT_BITS = 4
-KEY_BITS = 32
+KEY_BITS = 24
+# A key counts steps of 2^-19 behind the likeliest token, up to 32: e^-32 times a vocabulary is nothing. Tokens closer
+# than a step, 2e-6 of log-probability, count as equals.
+KEY_SCALE = tl.constexpr(524288.0)
+LAST_KEY = tl.constexpr(0xFFFFFF)
 
 
 @triton.jit
 def _distance(logits, largest, temperature):
     """(largest - logit) / temperature, at least 0: how far a token is behind the likeliest, in log-probability."""
     return tl.maximum((largest - logits) / temperature, 0.0)
+
+
+@triton.jit
+def _key(distance):
+    """24-bit fixed-point distance; larger is less likely."""
+    return tl.minimum(distance * KEY_SCALE, LAST_KEY).to(tl.int32)
 
 
 @triton.jit
@@ -46,6 +58,7 @@ def row_maximum_kernel(
     PDL: tl.constexpr,
 ):
     """Largest logit of each row and the lowest id that has it; sets both thresholds to "keep all"."""
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
@@ -95,6 +108,7 @@ def threshold_search_kernel(
     PDL: tl.constexpr,
 ):
     """One digit of the key of the last token kept. Rows whose filter is off, and greedy rows, leave at once."""
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
@@ -113,12 +127,12 @@ def threshold_search_kernel(
         prefix = tl.load(prefix_ptr + row)
     digit_row = tl.arange(0, 16)[:, None]
     sums = tl.zeros([16, BLOCK], tl.float32)
-    for start in range(0, CHUNK, BLOCK):
+    for start in tl.range(0, CHUNK, BLOCK, loop_unroll_factor=4):
         token = chunk * CHUNK + start + tl.arange(0, BLOCK)
         inside = token < vocab_size
         logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
         distance = _distance(logits, largest, temperature)
-        key = distance.to(tl.int32, bitcast=True)
+        key = _key(distance)
         # The bits above this digit must equal those found so far.
         counts = inside & (key <= k_bound)
         if not FIRST:
@@ -178,6 +192,7 @@ def draw_kernel(
     PDL: tl.constexpr,
 ):
     """Kept mass of each chunk; the last program of a row draws. Greedy rows take the likeliest token."""
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
@@ -223,12 +238,12 @@ def _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, C
     inside = token < vocab_size
     distance = _distance(tl.load(row_ptr + token, mask=inside, other=float("-inf")), largest, temperature)
     mass = tl.exp(-distance)
-    keep = inside & (distance.to(tl.int32, bitcast=True) <= bound) & (mass >= min_p)
+    keep = inside & (_key(distance) <= bound) & (mass >= min_p)
     return tl.where(keep, mass, 0.0)
 
 
 def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 2 launches, and 8 more for each of top-k and top-p."""
+    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 2 launches, and 6 more for each of top-k and top-p."""
     num_rows, vocab_size = logits.shape
     device = logits.device
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
@@ -247,12 +262,15 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     chunk_ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
     shape = {"CHUNK": CHUNK, "BLOCK_C": triton.next_power_of_2(num_chunks), "num_warps": 8, **dependent_launch(logits)}
     row_maximum_kernel[grid](logits, sums, chunk_ids, counters, best, best_id, bounds[0], bounds[1], *sizes, **shape)
+    search_chunk = LONG_SEARCH_CHUNK if num_rows >= LONG_SEARCH_ROWS else CHUNK
+    search_chunks = triton.cdiv(vocab_size, search_chunk)
+    search_shape = shape | {"CHUNK": search_chunk, "BLOCK_C": triton.next_power_of_2(search_chunks)}
     searches = ((params.any_top_k, params.top_k, bounds[0], False), (params.any_top_p, params.top_p, bounds[1], True))
     for used, target, bound, by_mass in searches:
         if not used:
             continue
         for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
-            threshold_search_kernel[grid](
+            threshold_search_kernel[(num_rows, search_chunks)](
                 logits,
                 best,
                 params.temperature,
@@ -263,12 +281,14 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
                 remaining,
                 sums,
                 counters,
-                *sizes,
+                logits.stride(0),
+                vocab_size,
+                search_chunks,
                 SHIFT=shift,
                 FIRST=shift == KEY_BITS - DIGIT_BITS,
                 BY_MASS=by_mass,
                 BLOCK=SEARCH_BLOCK,
-                **shape,
+                **search_shape,
             )
     draw_kernel[grid](
         logits,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.gated_activation import activate
-from kernels.triton_ops.launch import arrival_counters, dependent_launch, prefetch_lines, wait_for_inputs
+from kernels.triton_ops.launch import arrival_counters, dependent_launch, prefetch_lines, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -54,6 +54,7 @@ def thin_product_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    start_next(PDL)
     GATED: tl.constexpr = ACTIVATION != ""
     band = tl.program_id(0)
     split = tl.program_id(1)
@@ -65,7 +66,7 @@ def thin_product_kernel(
     in_n, in_m = n < out_features, m < num_rows
     k = tl.arange(0, BLOCK_K)
     up_offset = out_features.to(tl.int64) * in_features
-    if PDL and PREFETCH_K > 0 and EVEN_N:
+    if PDL > 0 and PREFETCH_K > 0 and EVEN_N:
         _prefetch_band(weight_ptr, band * BLOCK_N, in_features, k_begin, BLOCK_N, PREFETCH_K)
         if GATED:
             _prefetch_band(weight_ptr + up_offset, band * BLOCK_N, in_features, k_begin, BLOCK_N, PREFETCH_K)
@@ -164,6 +165,7 @@ def thin_product(
     residual: torch.Tensor | None,
     activation: str,
     tiling: ThinTiling,
+    next_starts_late: bool = False,
 ) -> None:
     """Write activation(x Wᵀ + bias) + residual for x [M, in], M ≤ 64, into out [M, features] (contiguous).
 
@@ -204,5 +206,5 @@ def thin_product(
         HAS_RESIDUAL=residual is not None,
         ACTIVATION=activation,
         num_warps=tiling.num_warps,
-        **dependent_launch(x),
+        **dependent_launch(x, next_starts_late),
     )

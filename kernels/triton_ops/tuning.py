@@ -1,6 +1,7 @@
-"""Which tiling runs for which shape, as measured on an H200 (`python -m benchmarks.tune_linear`; see RESULTS.md).
+"""Which tiling runs for which shape, as `python -m benchmarks.tune_decode` measures inside the decode step of an H200.
 
-The choice follows from sizes, not from model names: other shapes take the tiling of the nearest measured one.
+The choice follows from sizes, not from model names: other shapes take the tiling of the nearest measured one, which are
+those of Llama-3.1-8B. Figures: benchmarks/RESULTS.md and NOTES.md.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 from kernels.triton_ops.thin_product import ThinTiling
 
 MAX_THIN_ROWS = 64
+WIDE_FEATURES = 32768
+LONG_FEATURES = 8192
 
 
 def gemv_shape(features: int, in_features: int, gated: bool) -> tuple[int, int, int]:
     """(weight rows a program, warps, programs that prefetch) of the one-row product."""
-    if in_features > 8192:
-        return (2, 8, 264)
-    if gated or features <= 4096:
-        return (2, 4, 528)
-    return (4, 4, 528) if features >= 32768 else (8, 8, 264)
+    if in_features > LONG_FEATURES:
+        return (1, 8, 0)
+    if gated:
+        return (2, 8, 132)
+    if features <= 4096:
+        return (8, 8, 0)
+    return (4, 4, 0) if features >= WIDE_FEATURES else (4, 8, 132)
 
 
 def thin_tiling(num_rows: int, features: int, in_features: int, gated: bool) -> ThinTiling | None:
@@ -31,22 +36,22 @@ def thin_tiling(num_rows: int, features: int, in_features: int, gated: bool) -> 
 def _up_to_16_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
     if gated:
         return ThinTiling(block_n=64, block_k=256, split_k=1, stages=3, num_warps=4, prefetch_k=256)
-    if in_features > 8192:
+    if in_features > LONG_FEATURES:
         return ThinTiling(block_n=64, block_k=128, split_k=4, stages=6, num_warps=4, prefetch_k=256)
-    if features >= 32768:
-        return ThinTiling(block_n=32, block_k=256, split_k=1, stages=4, num_warps=4, prefetch_k=512)
+    if features >= WIDE_FEATURES:
+        return ThinTiling(block_n=32, block_k=256, split_k=1, stages=3, num_warps=4, prefetch_k=512)
     if features <= 4096:
         return ThinTiling(block_n=16, block_k=256, split_k=2, stages=5, num_warps=2, prefetch_k=512)
-    return ThinTiling(block_n=32, block_k=256, split_k=1, stages=4, num_warps=2, prefetch_k=256)
+    return ThinTiling(block_n=32, block_k=256, split_k=2, stages=4, num_warps=2, prefetch_k=512)
 
 
 def _up_to_64_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
     if gated:
-        return ThinTiling(block_n=64, block_k=128, split_k=1, stages=4, num_warps=4, prefetch_k=256)
-    if in_features > 8192:
-        return ThinTiling(block_n=64, block_k=128, split_k=2, stages=6, num_warps=4, prefetch_k=512)
-    if features >= 32768:
-        return ThinTiling(block_n=128, block_k=128, split_k=1, stages=4, num_warps=8, prefetch_k=256)
+        return ThinTiling(block_n=64, block_k=64, split_k=1, stages=6, num_warps=4, prefetch_k=512)
+    if in_features > LONG_FEATURES:
+        return ThinTiling(block_n=64, block_k=128, split_k=2, stages=4, num_warps=4, prefetch_k=512)
+    if features >= WIDE_FEATURES:
+        return ThinTiling(block_n=128, block_k=64, split_k=1, stages=4, num_warps=4, prefetch_k=512)
     if features <= 4096:
-        return ThinTiling(32, 256, split_k=1, stages=4, num_warps=4, prefetch_k=512, weights_first=False)
-    return ThinTiling(block_n=64, block_k=128, split_k=1, stages=4, num_warps=4)
+        return ThinTiling(32, 128, split_k=1, stages=5, num_warps=4, prefetch_k=1024, weights_first=False)
+    return ThinTiling(64, 128, split_k=1, stages=6, num_warps=4, prefetch_k=1024, weights_first=False)

@@ -40,7 +40,7 @@ def test_decode_window_and_cap(triton_device, window, soft_cap):
 
 
 def check_decode(device, heads, num_splits, dtype, window, soft_cap):
-    from kernels.triton_ops.decode_attention import decode_attention
+    from kernels.triton_ops.decode_attention import DecodeTiling, decode_attention
 
     num_heads, num_kv_heads, head_dim = heads
     lengths = [1, 190, 64, 333]
@@ -53,16 +53,16 @@ def check_decode(device, heads, num_splits, dtype, window, soft_cap):
     )
     for _ in range(2):  # the second run finds the arrival counters as the first left them
         actual = decode_attention(
-            q, *caches, num_heads, scale, window, soft_cap, max(lengths), num_splits=num_splits, block_n=32
+            q, *caches, num_heads, scale, window, soft_cap, max(lengths), tiling=DecodeTiling(32, 3, 4, num_splits)
         )
         assert relative_error(actual, expected) < 2 * tolerance(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("normed", "early_loads"), [(False, True), (True, False)])
 @pytest.mark.parametrize("heads", HEADS)
-def test_decode_with_rotation_and_kv_write(triton_device, heads, normed, dtype):
-    from kernels.triton_ops.decode_attention import Rotation, decode_attention
+def test_decode_with_rotation_and_kv_write(triton_device, heads, normed, early_loads, dtype):
+    from kernels.triton_ops.decode_attention import DecodeTiling, Rotation, decode_attention
 
     num_heads, num_kv_heads, head_dim = heads
     lengths = [1, 190, 65, 333]
@@ -94,8 +94,8 @@ def test_decode_with_rotation_and_kv_write(triton_device, heads, normed, dtype):
         None,
         333,
         Rotation(*norms, 1e-6, table, positions, slots),
-        num_splits=4,
-        block_n=32,
+        tiling=DecodeTiling(32, 3, 4, 4),
+        early_loads=early_loads,
     )
     assert relative_error(actual, expected) < 2 * tolerance(dtype)
     written = (

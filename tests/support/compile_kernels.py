@@ -86,9 +86,9 @@ def launch_attention(head_dim: int, shared_memory_is_large: bool) -> None:
         qkv, norm, norm, 1e-5, table, positions, caches[0], caches[1], slots, HEADS, KV_HEADS, head_dim
     )
     rotation = Rotation(None, None, 1e-5, table, positions, slots)
-    for num_splits in (1, 8):
-        decode_attention(qkv, *caches, HEADS, 0.1, None, None, 128, rotation, num_splits)
-    decode_attention(q, *caches, HEADS, 0.1, 32, 30.0, 128, None, 2)
+    for context in (128, 4096):
+        decode_attention(qkv, *caches, HEADS, 0.1, None, None, context, rotation, early_loads=True)
+    decode_attention(q, *caches, HEADS, 0.1, 32, 30.0, 128)
     cu_seqlens = torch.tensor([0, 1, 2], dtype=torch.int32)
     for max_query_len in (16, 128, 2048):
         tile = tile_shape(head_dim, max_query_len, shared_memory_is_large)
