@@ -196,6 +196,11 @@ class EngineIO:
                 return
             case AddRequest():
                 self._routes[message.request_id] = front_end
+                if len(message.prompt) % 4 != 0:
+                    self.corrupt_messages += 1
+                    error = OutputError("the prompt's bytes are no token ids", "invalid_request")
+                    self._route([RequestOutput(message.request_id, error=error)])
+                    return
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._forget(request_id)

@@ -321,6 +321,15 @@ def test_a_corrupt_message_is_counted_and_the_next_one_works(
     assert receive_outputs(dealer).outputs == [output("a", 1)]
 
 
+def test_a_malformed_prompt_is_refused_before_the_loop_sees_it(engine_io: EngineIO, dealer: zmq.Socket[bytes]) -> None:
+    dealer.send(encode(AddRequest("bad", "m", b"\1\2\3", SamplingParams(max_tokens=1), arrival_time=1.0)))
+    (refused,) = receive_outputs(dealer).outputs
+    assert refused.error is not None
+    assert refused.error.code == "invalid_request"
+    assert engine_io.inbox.empty()
+    open_request(engine_io, dealer, "good")
+
+
 async def test_a_corrupt_message_does_not_stop_the_front_end(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
