@@ -222,6 +222,13 @@ class WatchdogSection(Section):
     restart_backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
 
 
+class TelemetrySection(Section):
+    """What the engine writes down about itself."""
+
+    arrivals_file: str | None = None
+    """Append a trace of arrivals to this file, for `runners.simulate` and `runners.tune`: counts and times, no text."""
+
+
 class SimulatedSection(Section):
     """The `simulated` executor."""
 
@@ -247,6 +254,7 @@ class Profile(Section):
     http: HttpSection = HttpSection()
     limits: LimitsSection = LimitsSection()
     watchdog: WatchdogSection = WatchdogSection()
+    telemetry: TelemetrySection = TelemetrySection()
     simulated: SimulatedSection = SimulatedSection()
 
     @field_validator("models", mode="before")

@@ -37,6 +37,7 @@ from runners.messages import (
 from runners.process_guard import die_with_parent, exit_at_end_of_file
 from runners.scheduling.scheduler import Scheduler
 from runners.scheduling.scheduler_output import StepPlan, Wait
+from runners.simulation.recorder import ArrivalRecorder, open_recorder
 
 logger = logging.getLogger("runners.engine_core")
 
@@ -101,11 +102,13 @@ class EngineCore:
         hung_factor: float = 20.0,
         hung_min_s: float = 30.0,
         grammars: GrammarCompiler | None = None,
+        recorder: ArrivalRecorder | None = None,
     ) -> None:
         self._io = io
         self._gate = GrammarGate(grammars, io.inbox.put)
         self._scheduler = scheduler
         self._executor = executor
+        self._recorder = recorder
         self._served_names = frozenset(served_names)
         self._pipeline_depth = executor.capabilities.pipeline_depth
         self._clock = StepClock(io.vitals, hung_factor, hung_min_s)
@@ -155,6 +158,8 @@ class EngineCore:
                 if message.model in self._served_names:
                     if not self._gate.passes(message):
                         return
+                    if self._recorder is not None:
+                        self._recorder.arrived(message)
                     self._scheduler.add_request(message, now)
                 else:
                     error = OutputError(f"The model {message.model!r} does not exist.", "model_not_found")
@@ -163,10 +168,16 @@ class EngineCore:
                 for request_id in message.request_ids:
                     self._gate.abort(request_id)
                     self._scheduler.abort(request_id, now)
+                    self._record_end(request_id)
             case FinishRequest():
                 self._scheduler.finish(message.request_id, message.keep_tokens, now)
+                self._record_end(message.request_id)
             case Shutdown():
                 self._is_stopping = True
+
+    def _record_end(self, request_id: str) -> None:
+        if self._recorder is not None:
+            self._recorder.ended(request_id)
 
     def _launch(self, plan: StepPlan) -> None:
         self._clock.launch(plan)
@@ -182,7 +193,10 @@ class EngineCore:
         self._scheduler.commit(result, self._executor.completed_flights(), time.monotonic())
 
     def _publish(self) -> None:
-        self._io.publish(self._scheduler.take_outputs())
+        outputs = self._scheduler.take_outputs()
+        self._io.publish(outputs)
+        if self._recorder is not None:
+            self._recorder.published(outputs)
         for notice in self._scheduler.take_notices():
             logger.info("%s", notice)
         if time.monotonic() >= self._next_stats:
@@ -190,6 +204,8 @@ class EngineCore:
 
     def _update_stats(self) -> None:
         self._io.vitals.stats = self._scheduler.stats()
+        if self._recorder is not None:
+            self._recorder.flush()
         now = time.monotonic()
         self._next_stats = now + _STATS_INTERVAL_S
         if now >= self._next_garbage:
@@ -219,7 +235,9 @@ def _serve(settings: EngineSettings) -> int:
     io = EngineIO(Path(settings.socket_path))
     io.start()
     engine: LoadedEngine | None = None
+    recorder: ArrivalRecorder | None = None
     try:
+        recorder = open_recorder(settings.profile.telemetry.arrivals_file)
         engine = load_engine(settings, lambda phase, detail, fraction: io.announce(Progress(phase, detail, fraction)))
         gc.collect()
         gc.freeze()
@@ -234,6 +252,7 @@ def _serve(settings: EngineSettings) -> int:
             hung_factor=settings.profile.watchdog.hung_factor,
             hung_min_s=settings.profile.watchdog.hung_min_s,
             grammars=engine.grammars,
+            recorder=recorder,
         )
         return core.run()
     except StartupError as error:
@@ -243,6 +262,8 @@ def _serve(settings: EngineSettings) -> int:
         return EXIT_STARTUP_FAILED
     finally:
         io.stop()
+        if recorder is not None:
+            recorder.close()
         if engine is not None:
             engine.executor.close()
             if engine.grammars is not None:

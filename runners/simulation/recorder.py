@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+from runners.errors import StartupError
 from runners.messages import AddRequest, RequestOutput
 from runners.simulation.trace import Arrival
 
@@ -65,6 +66,16 @@ class ArrivalRecorder:
 
     def close(self) -> None:
         self._file.close()
+
+
+def open_recorder(path: str | None) -> ArrivalRecorder | None:
+    """A recorder for the profile's `telemetry.arrivals_file`. StartupError when the file cannot be opened."""
+    if path is None:
+        return None
+    try:
+        return ArrivalRecorder(Path(path))
+    except OSError as error:
+        raise StartupError(f"telemetry.arrivals_file: {path}: {error.strerror}") from error
 
 
 def _digest(name: str) -> str:

@@ -25,6 +25,8 @@ from runners.request import FinishReason, SamplingParams
 from runners.request_stream import RequestStream
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import DecodeRow, PlanKind, StepPlan
+from runners.simulation.recorder import ArrivalRecorder
+from runners.simulation.trace import Arrival, read_trace
 from tests.support.eventually import eventually
 
 NUM_BLOCKS = 64
@@ -69,14 +71,14 @@ class ScriptedExecutor(Executor):
 class RunningCore:
     """A loop on its own thread, and a client on the test's loop."""
 
-    def __init__(self, folder: Path, executor: ScriptedExecutor) -> None:
+    def __init__(self, folder: Path, executor: ScriptedExecutor, recorder: ArrivalRecorder | None = None) -> None:
         self.executor = executor
         profile = Profile(admission=AdmissionSection(cold_window_us=0, cold_silence_us=0))
         cache = CacheManager(NUM_BLOCKS, 16, prefix_cache=False)
         limits = SchedulerLimits(max_context=256, slots=4)
         self.scheduler = Scheduler(profile, executor.capabilities, cache, limits, check=True)
         self.io = EngineIO(folder / "e.sock", beat_interval_s=0.05)
-        self.core = EngineCore(self.io, self.scheduler, executor, served_names=["m"])
+        self.core = EngineCore(self.io, self.scheduler, executor, served_names=["m"], recorder=recorder)
         self.exit_status: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.client = EngineClient(slots=4, max_queued_requests=100, beat_limit_s=30.0)
@@ -274,3 +276,18 @@ def test_the_step_limit_follows_the_slowest_step_and_the_number_of_tokens(monkey
     assert vitals.step_limit_s == pytest.approx(40.0, rel=0.01)
     clock.idle()
     assert vitals.step_limit_s is None
+
+
+async def test_arrivals_are_recorded_as_a_trace(tmp_path):
+    recorder = ArrivalRecorder(tmp_path / "arrivals.jsonl")
+    running = RunningCore(tmp_path, ScriptedExecutor(), recorder)
+    for number in range(2):
+        stream = await running.submit(f"r{number}", num_prompt_tokens=3 + number, max_tokens=4)
+        async for _ in stream:
+            pass
+    await running.close()
+    recorder.close()
+    first, second = read_trace(tmp_path / "arrivals.jsonl")
+    assert first == Arrival(0.0, 3, 4)
+    assert (second.prompt_tokens, second.output_tokens) == (4, 4)
+    assert second.at_s > 0
