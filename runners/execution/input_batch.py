@@ -45,16 +45,16 @@ def build_batch(
     rows = plan.decode_rows
     row_slots = np.array([row.slot for row in rows], dtype=np.int64)
     starts = np.array([row.position for row in rows], dtype=np.int32)
-    _check_capacity(rows, row_slots, starts + 1, slots, block_tokens)
+    check_capacity(rows, row_slots, starts + 1, slots, block_tokens)
     input_ids, position_ids = slots.last_tokens[row_slots], starts
     blocks = slots.block_tables[row_slots, starts // block_tokens]
     context_lens, query_lens, logits_indices = starts + 1, np.ones(len(rows), dtype=np.int32), None
     if plan.chunks:
         chunk_slots = np.array([chunk.slot for chunk in plan.chunks], dtype=np.int64)
         chunk_ends = np.array([chunk.end for chunk in plan.chunks], dtype=np.int32)
-        _check_capacity(plan.chunks, chunk_slots, chunk_ends, slots, block_tokens)
+        check_capacity(plan.chunks, chunk_slots, chunk_ends, slots, block_tokens)
         chunk_ids = [np.array(chunk.token_ids, dtype=np.int64) for chunk in plan.chunks]
-        _check_token_ids(plan.chunks, chunk_ids, vocab_size)
+        check_token_ids(plan.chunks, chunk_ids, vocab_size)
         positions = [np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in plan.chunks]
         input_ids = np.concatenate([input_ids, *chunk_ids]).astype(np.int32)
         chunk_blocks = [
@@ -89,7 +89,7 @@ def build_batch(
     )
 
 
-def _check_capacity(
+def check_capacity(
     parts: tuple[DecodeRow, ...] | tuple[PrefillChunk, ...],
     part_slots: NDArray[np.int64],
     ends: NDArray[np.int32],
@@ -111,7 +111,7 @@ def _check_capacity(
         )
 
 
-def _check_token_ids(chunks: tuple[PrefillChunk, ...], chunk_ids: list[NDArray[np.int64]], vocab_size: int) -> None:
+def check_token_ids(chunks: tuple[PrefillChunk, ...], chunk_ids: list[NDArray[np.int64]], vocab_size: int) -> None:
     for chunk, ids in zip(chunks, chunk_ids, strict=True):
         if not len(ids):
             raise LaunchError(f"request {chunk.request_id}: empty chunk at position {chunk.start}")

@@ -122,7 +122,11 @@ class ModelRunner:
 
 def _failure(sampled: SampledRows, row: int) -> OutputError:
     reason = sampled.grammar_failures.get(row)
-    return BAD_LOGITS if reason is None else OutputError(f"the grammar cannot be followed: {reason}", "request_failed")
+    return BAD_LOGITS if reason is None else grammar_failure(reason)
+
+
+def grammar_failure(reason: str) -> OutputError:
+    return OutputError(f"the grammar cannot be followed: {reason}", "request_failed")
 
 
 def _sampling_parts(plan: StepPlan) -> list[DecodeRow | PrefillChunk]:

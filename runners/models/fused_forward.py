@@ -1,0 +1,194 @@
+"""The decoder's forward pass for a GPU, in two forms of one interface.
+
+`FusedForward` takes norms, gates, residual sums and rotation into their neighbours' launches: five a layer for one
+decode row. It needs plain weights of the activations' type and norms before attention and FFN only. `PlainForward` is
+`Decoder.forward`. Hidden states of the two are not interchangeable: the fused ones have not seen the final norm.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from kernels import ops
+from runners.execution.input_batch import ForwardBatch
+from runners.models.decoder import Decoder, DecoderLayer, LayerCaches, Projection
+
+
+class Forward(Protocol):
+    """What an executor asks of a model."""
+
+    def hidden(self, batch: ForwardBatch, layer_caches: LayerCaches) -> torch.Tensor:
+        """[T, hidden] for `logits`; K and V of the batch are written on the way."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows [n, hidden] of what `hidden` returned → [n, V] float32."""
+        ...
+
+
+def choose_forward(decoder: Decoder) -> Forward:
+    """The fused form where the decoder's weights allow it."""
+    return FusedForward(decoder) if FusedForward.supports(decoder) else PlainForward(decoder)
+
+
+class PlainForward:
+    """`Decoder.forward` and `Decoder.logits`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def hidden(self, batch: ForwardBatch, layer_caches: LayerCaches) -> torch.Tensor:
+        return self._decoder.forward(batch, layer_caches)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._decoder.logits(hidden)
+
+
+class FusedForward:
+    """Layers by `ops.fused_linear` and `ops.rotary_decode_attention`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        config = decoder.config
+        self._eps = config.norm_eps
+        self._activation = config.activation.value
+        assert isinstance(decoder.lm_head, torch.Tensor)
+        self._lm_head = decoder.lm_head
+        self._layers = [(layer, *_plain_weights(layer)) for layer in decoder.layers]
+
+    @staticmethod
+    def supports(decoder: Decoder) -> bool:
+        """Plain weights in the activations' type, no norm after attention or FFN."""
+
+        def fits(projection: Projection) -> bool:
+            weights = projection.weights
+            return len(weights) == 1 and isinstance(weights[0], torch.Tensor) and weights[0].dtype == decoder.dtype
+
+        head = decoder.lm_head
+        return (
+            isinstance(head, torch.Tensor)
+            and head.dtype == decoder.dtype
+            and all(
+                layer.post_attention_norm is None
+                and layer.post_ffn_norm is None
+                and all(map(fits, (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)))
+                for layer in decoder.layers
+            )
+        )
+
+    def hidden(self, batch: ForwardBatch, layer_caches: LayerCaches) -> torch.Tensor:
+        decoder, eps = self._decoder, self._eps
+        config = decoder.config
+        features = config.num_heads * config.head_dim
+        x = ops.embedding(batch.input_ids, decoder.embed_tokens, config.embedding_scale, decoder.dtype)
+        rows_only = _has_rows_only(batch)
+        for (layer, qkv_weight, o_weight, gate_up_weight, down_weight), caches in zip(
+            self._layers, layer_caches, strict=True
+        ):
+            qkv = ops.fused_linear(x, qkv_weight, layer.qkv_proj.bias, layer.input_norm, eps, feeds_attention=rows_only)
+            mixed = self._attention(qkv, layer, batch, *caches).view(x.shape[0], features)
+            x = ops.fused_linear(mixed, o_weight, layer.o_proj.bias, residual=x)
+            gated = ops.fused_linear(
+                x, gate_up_weight, layer.gate_up_proj.bias, layer.pre_ffn_norm, eps, None, self._activation
+            )
+            x = ops.fused_linear(gated, down_weight, layer.down_proj.bias, residual=x)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        decoder = self._decoder
+        scores = ops.fused_linear(hidden, self._lm_head, None, decoder.norm, self._eps, out_dtype=torch.float32)
+        soft_cap = decoder.config.logit_soft_cap
+        return scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
+
+    def _attention(
+        self,
+        qkv: torch.Tensor,
+        layer: DecoderLayer,
+        batch: ForwardBatch,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        config = self._decoder.config
+        if _has_rows_only(batch):
+            return ops.rotary_decode_attention(
+                qkv,
+                layer.q_norm,
+                layer.k_norm,
+                self._eps,
+                layer.rope_table,
+                batch.position_ids,
+                key_cache,
+                value_cache,
+                batch.slot_mapping,
+                batch.block_tables,
+                batch.context_lens,
+                config.num_heads,
+                config.query_scale,
+                layer.sliding_window,
+                config.attention_soft_cap,
+                batch.max_context_len,
+                follows_linear=True,
+            )
+        q = ops.qk_norm_rope_kv_write(
+            qkv,
+            layer.q_norm,
+            layer.k_norm,
+            self._eps,
+            layer.rope_table,
+            batch.position_ids,
+            key_cache,
+            value_cache,
+            batch.slot_mapping,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        return self._mixed_attention(q, layer, batch, key_cache, value_cache)
+
+    def _mixed_attention(
+        self,
+        q: torch.Tensor,
+        layer: DecoderLayer,
+        batch: ForwardBatch,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Decode rows and chunks in a launch each: one query over a long context wants its context split."""
+        config, rows = self._decoder.config, batch.num_decode_rows
+
+        def attend(
+            queries: torch.Tensor, sequences: slice, cu_seqlens_q: torch.Tensor, max_query_len: int
+        ) -> torch.Tensor:
+            return ops.paged_attention(
+                queries,
+                key_cache,
+                value_cache,
+                batch.block_tables[sequences],
+                batch.context_lens[sequences],
+                cu_seqlens_q,
+                config.query_scale,
+                layer.sliding_window,
+                config.attention_soft_cap,
+                max_query_len,
+                batch.max_context_len,
+            )
+
+        mixed = attend(q, slice(rows, None), batch.cu_seqlens_q[rows:], batch.max_query_len)
+        if rows:
+            mixed[:rows] = attend(q[:rows], slice(rows), batch.cu_seqlens_q[: rows + 1], 1)
+        return mixed
+
+
+def _has_rows_only(batch: ForwardBatch) -> bool:
+    return batch.num_decode_rows == batch.input_ids.shape[0]
+
+
+def _plain_weights(layer: DecoderLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    weights = []
+    for projection in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
+        weight = projection.weights[0]
+        assert isinstance(weight, torch.Tensor)
+        weights.append(weight)
+    return weights[0], weights[1], weights[2], weights[3]

@@ -1,0 +1,352 @@
+"""The cuda executor in its form for a CPU, against the torch executor: the same ids for the same plans."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from runners.execution.cuda_executor import CudaExecutor
+from runners.execution.executor import DeviceLostError, LaunchError, StepResult
+from runners.models.builder import build_decoder
+from runners.models.decoder import Decoder
+from runners.models.fused_forward import FusedForward, PlainForward, choose_forward
+from runners.scheduling.scheduler_output import BlockAppend, BlockCopy, DecodeRow, PlanKind, PrefillChunk, StepPlan
+from tests.support.cuda_stepping import CudaStepper
+from tests.support.memory_checkpoint import random_checkpoint, small_config
+from tests.support.stepping import Stepper
+
+VOCAB_SIZE = 97
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return build_decoder(random_checkpoint(small_config()), dtype="float32", quantization="none")
+
+
+def make_requests(count: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
+    """Prompts of 1 to 70 tokens; greedy, drawn, filtered, penalised, biased, held back from ending, with logprobs."""
+    rng = random.Random(5)
+    requests: dict[str, tuple[list[int], dict[str, Any]]] = {}
+    for index in range(count):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 15, 16, 17, 40, 70]))]
+        sampling: dict[str, Any] = {}
+        if index % 2:
+            sampling = {"temperature": 0.8, "seed": 2**64 - 1000 + index, "top_p": 0.9 if index % 4 == 1 else 1.0}
+        if index % 3 == 0:
+            sampling |= {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
+        if index % 5 == 0:
+            sampling |= {"top_k": 20, "min_p": 0.02, "logit_bias": {3: 2.0, 8: -100.0}}
+        if index % 7 == 2:
+            sampling |= {"min_tokens": 6, "stop_token_ids": (11, 12)}
+        if index % 4 == 3:
+            sampling |= {"logprobs": index % 3, "prompt_logprobs": 2}
+        requests[f"r{index}"] = (prompt, sampling)
+    return requests
+
+
+def random_plans(stepper: Stepper, seed: int, *, preempt: float = 0.03) -> None:
+    """Run every request of `stepper` to its end in steps of random rows and chunks."""
+    rng = random.Random(seed)
+    while unfinished := [name for name, request in stepper.requests.items() if len(request.generated) < NUM_TOKENS]:
+        chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        for name in chosen:
+            if stepper.requests[name].generated and rng.random() < preempt:
+                stepper.preempt(name)
+
+        def num_left(name: str) -> int:
+            request = stepper.requests[name]
+            return len(request.prompt) + len(request.generated) - request.num_computed
+
+        decode = [name for name in chosen if stepper.requests[name].num_computed and num_left(name) == 1]
+        prefill = {
+            name: None if rng.random() < 0.5 else rng.randint(1, num_left(name))
+            for name in chosen
+            if name not in decode
+        }
+        stepper.results.append(stepper.step(prefill, decode))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans_give_the_ids_and_logprobs_of_the_torch_executor(decoder: Decoder, seed: int) -> None:
+    outcomes = []
+    for kind in (Stepper, CudaStepper):
+        stepper = kind(decoder, seed=seed, eos_token_ids=(5,))
+        stepper.results = []  # type: ignore[attr-defined]
+        for name, (prompt, sampling) in make_requests(16).items():
+            stepper.add(name, prompt, **sampling)
+        random_plans(stepper, seed)
+        outcomes.append(stepper)
+    expected, actual = outcomes
+    assert {n: r.generated for n, r in actual.requests.items()} == {
+        n: r.generated for n, r in expected.requests.items()
+    }
+    for one, other in zip(expected.results, actual.results, strict=True):
+        assert_same(one, other)
+
+
+def assert_same(expected: StepResult, actual: StepResult) -> None:
+    assert (actual.step_id, actual.token_ids) == (expected.step_id, expected.token_ids)
+    assert actual.failures == expected.failures
+    assert actual.logprobs.keys() == expected.logprobs.keys()
+    assert actual.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
+    pairs = [(actual.logprobs[name], expected.logprobs[name]) for name in expected.logprobs]
+    for name, entries in expected.prompt_logprobs.items():
+        pairs += zip(actual.prompt_logprobs[name], entries, strict=True)
+    for one, other in pairs:
+        assert (one.token_id, one.top_ids) == (other.token_id, other.top_ids)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("width", range(1, 17))
+def test_steps_launched_ahead_feed_themselves(decoder: Decoder, width: int) -> None:
+    """Every decode step is launched before the one before it is read."""
+    names = list(make_requests(width))
+    torch_stepper, stepper = Stepper(decoder), CudaStepper(decoder)
+    for target in (torch_stepper, stepper):
+        for name, (prompt, sampling) in make_requests(width).items():
+            target.add(name, prompt, **sampling)
+        target.step(dict.fromkeys(names))
+    for _ in range(5):
+        torch_stepper.step(decode=names)
+    results = run_ahead(stepper.executor, [decode_plan(stepper, names, step) for step in range(5)])
+    for position, name in enumerate(names):
+        generated = [*stepper.requests[name].generated, *(result.token_ids[position] for result in results)]
+        assert generated == torch_stepper.requests[name].generated
+
+
+def decode_plan(stepper: Stepper, names: list[str], step: int, width: int = 0) -> StepPlan:
+    """The decode step `step` after what the stepper has committed."""
+    rows, appends = [], []
+    for name in names:
+        request = stepper.requests[name]
+        position = len(request.prompt) + len(request.generated) - 1 + step
+        appends += stepper._grow(request, position + 1)
+        rows.append(DecodeRow(name, request.slot, position))
+    return StepPlan(1000 + step, PlanKind.DECODE, tuple(rows), width=width or len(rows), block_appends=tuple(appends))
+
+
+def run_ahead(executor: CudaExecutor, plans: list[StepPlan]) -> list[StepResult]:
+    results, under_way = [], deque[StepPlan]()
+    for plan in plans:
+        executor.launch(plan)
+        under_way.append(plan)
+        if len(under_way) > executor.capabilities.pipeline_depth:
+            results.append(executor.collect())
+            assert results[-1].step_id == under_way.popleft().step_id
+    assert executor.is_ready()
+    return [*results, *(executor.collect() for _ in under_way)]
+
+
+def test_rows_leave_move_and_come_while_steps_are_under_way(decoder: Decoder) -> None:
+    """A row that has ended runs one step too many; its slot and blocks go to another request at once."""
+    requests = make_requests(5)
+    alone = {}
+    for name, (prompt, sampling) in requests.items():
+        reference = Stepper(decoder)
+        reference.add(name, prompt, **sampling)
+        alone[name] = reference.run_alone(name, 8)
+    stepper = CudaStepper(decoder, slots=5)
+    for name in ("r0", "r1", "r2", "r3"):
+        stepper.add(name, requests[name][0], **requests[name][1])
+    stepper.step(dict.fromkeys(("r0", "r1", "r2", "r3")))
+    plans = [decode_plan(stepper, ["r0", "r1", "r2", "r3"], 0), decode_plan(stepper, ["r0", "r1", "r2", "r3"], 1)]
+    for plan in plans:
+        stepper.executor.launch(plan)
+    first = stepper.executor.collect()
+    # r1 has ended with the first of the two; r3 takes its row, r4 its slot and blocks, before the second is read.
+    ended = stepper.requests.pop("r1")
+    stepper.free_blocks += ended.block_ids
+    stepper.free_slots.append(ended.slot)
+    stepper.add("r4", requests["r4"][0], **requests["r4"][1])
+    assert stepper.requests["r4"].slot == ended.slot
+    wave = stepper.plan({"r4": None}, kind=PlanKind.WAVE)
+    stepper.executor.launch(wave)
+    second, third = stepper.executor.collect(), stepper.executor.collect()
+    stepper.commit(wave, third)
+    for name, place in (("r0", 0), ("r2", 2), ("r3", 3)):
+        request = stepper.requests[name]
+        request.generated += [first.token_ids[place], second.token_ids[place]]
+        request.num_computed += 2
+    for _ in range(5):
+        stepper.step(decode=["r0", "r3", "r2", "r4"], kind=PlanKind.DECODE)
+    for name in ("r0", "r2", "r3", "r4"):
+        generated = stepper.requests[name].generated
+        assert generated == alone[name][: len(generated)], name
+
+
+def test_padding_rows_change_nothing(decoder: Decoder) -> None:
+    outcomes = []
+    for width in (3, 8):
+        stepper = CudaStepper(decoder, slots=16)
+        for name, (prompt, sampling) in make_requests(3).items():
+            stepper.add(name, prompt, **sampling)
+        stepper.step(dict.fromkeys(stepper.requests))
+        pool = stepper.cache.pool.clone()
+        plans = [decode_plan(stepper, ["r0", "r1", "r2"], step, width) for step in range(4)]
+        results = run_ahead(stepper.executor, plans)
+        outcomes.append([result.token_ids for result in results])
+        written = (stepper.cache.pool != pool).flatten(1).any(1).nonzero().flatten().tolist()
+        assert set(written) <= {block for request in stepper.requests.values() for block in request.block_ids}
+    assert outcomes[0] == outcomes[1]
+
+
+def test_overlap_prefill_comes_back_as_a_flight(decoder: Decoder) -> None:
+    stepper, alone = CudaStepper(decoder), CudaStepper(decoder)
+    for target in (stepper, alone):
+        target.add("a", range(9))
+        target.add("b", range(30, 60), temperature=0.9, seed=4)
+        target.step({"a": None})
+    plan = stepper.plan({"b": None}, kind=PlanKind.OVERLAP_PREFILL, flight_id=4)
+    stepper.executor.launch(plan)
+    assert not stepper.executor.is_ready()
+    stepper.step(decode=["a"])
+    ((flight_id, result),) = stepper.executor.completed_flights()
+    assert flight_id == 4
+    assert stepper.executor.completed_flights() == ()
+    stepper.commit(plan, result)
+    alone.step({"b": None}, decode=["a"])
+    for _ in range(3):
+        stepper.step(decode=["a", "b"])
+        alone.step(decode=["a", "b"])
+    for name in "ab":
+        assert stepper.requests[name].generated == alone.requests[name].generated
+
+
+def test_copy_on_write_leaves_the_shared_block_alone(decoder: Decoder) -> None:
+    stepper = CudaStepper(decoder)
+    stepper.add("a", range(20))
+    stepper.step({"a": None})
+    source = stepper.requests["a"].block_ids[1]
+    before = stepper.cache.pool[source].clone()
+    target = stepper.free_blocks.pop()
+    swap = BlockAppend(stepper.requests["a"].slot, 1, (target,))
+    plan = replace(stepper.plan(decode=["a"]), block_appends=(swap,), block_copies=(BlockCopy(source, target),))
+    stepper.executor.launch(plan)
+    stepper.executor.collect()
+    assert torch.equal(stepper.cache.pool[source], before)
+    assert torch.equal(stepper.cache.pool[target][:, :, :, :4], before[:, :, :, :4])
+    assert not torch.equal(stepper.cache.pool[target][:, :, :, 4], before[:, :, :, 4])
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "seed": 3}, {"presence_penalty": 1.0}, {"logprobs": 1}])
+def test_nan_in_one_row_fails_that_request_alone(decoder: Decoder, sampling: dict[str, Any]) -> None:
+    stepper, clean = CudaStepper(decoder), CudaStepper(decoder)
+    for target in (stepper, clean):
+        for index, name in enumerate("abc"):
+            target.add(name, range(index, index + 20), **sampling)
+        target.step(dict.fromkeys("abc"))
+    stepper.cache.pool[stepper.requests["b"].block_ids[0]] = float("nan")
+    result = stepper.step(decode="abc")
+    clean.step(decode="abc")
+    assert {name: error.code for name, error in result.failures.items()} == {"b": "request_failed"}
+    for name in "ac":
+        assert stepper.requests[name].generated == clean.requests[name].generated
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decode_rows": (DecodeRow("a", 99, 5),)}, "99"),
+        ({"decode_rows": (DecodeRow("a", -1, 5),)}, "slot -1"),
+        ({"decode_rows": (DecodeRow("a", 31, 16),)}, "position 16 has no block .slot 31 holds 1 blocks of 16 tokens"),
+        ({"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (1, 97), True),)}, "a: token id outside .* of 97"),
+        ({"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (-1,), True),)}, "a: token id outside"),
+        ({"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (), True),)}, "no tokens"),
+        (
+            {"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (), True), PrefillChunk("a", 31, 2, (1,), True))},
+            "empty",
+        ),
+        ({"block_appends": (BlockAppend(31, 1, (400,)),)}, "block 400 is outside the pool of 400"),
+        ({"block_appends": (BlockAppend(31, 15, (1, 2)),)}, "lie outside a table of 32 slots with 16 blocks"),
+        ({"block_copies": (BlockCopy(0, 400),)}, "400"),
+        ({"kind": PlanKind.EMBED}, "embedding"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_and_changes_nothing(
+    decoder: Decoder, changes: dict[str, Any], message: str
+) -> None:
+    stepper, clean = CudaStepper(decoder), CudaStepper(decoder)
+    for target in (stepper, clean):
+        target.add("a", [1, 2])
+        target.step({"a": None})
+    bad_plan = replace(stepper.plan(decode=["a"]), **changes)
+    with pytest.raises(LaunchError, match=message):
+        stepper.executor.launch(bad_plan)
+    assert not stepper.executor.is_ready()
+    for _ in range(3):
+        stepper.step(decode=["a"])
+        clean.step(decode=["a"])
+    assert stepper.requests["a"].generated == clean.requests["a"].generated
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("a kernel's own error")])
+def test_a_step_that_broke_in_the_middle_runs_again_with_the_same_outcome(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    stepper, clean = CudaStepper(decoder), CudaStepper(decoder)
+    for target in (stepper, clean):
+        target.add("a", range(20), frequency_penalty=0.5, temperature=0.9, seed=8)
+        target.step({"a": None})
+    plan = stepper.plan(decode=["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(FusedForward, "logits", lambda self, hidden: (_ for _ in ()).throw(error))
+        with pytest.raises(LaunchError, match=str(error)):
+            stepper.executor.launch(plan)
+    assert not stepper.executor.is_ready()
+    stepper.executor.launch(plan)
+    stepper.commit(plan, stepper.executor.collect())
+    clean.step(decode=["a"])
+    for _ in range(4):
+        stepper.step(decode=["a"])
+        clean.step(decode=["a"])
+    assert stepper.requests["a"].generated == clean.requests["a"].generated
+
+
+def test_a_device_error_at_a_read_loses_the_device(decoder: Decoder) -> None:
+    class LostFence:
+        def is_passed(self) -> bool:
+            raise torch.AcceleratorError("an illegal memory access was encountered")
+
+        wait = is_passed
+
+    stepper = CudaStepper(decoder)
+    stepper.add("a", [1, 2])
+    stepper.executor._streams.fence = LostFence
+    stepper.executor.launch(stepper.plan({"a": None}))
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        stepper.executor.is_ready()
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        stepper.executor.collect()
+
+
+def test_models_with_norms_after_attention_take_the_plain_form() -> None:
+    config = small_config()
+    decoder = build_decoder(random_checkpoint(config), dtype="float32", quantization="none")
+    assert isinstance(choose_forward(decoder), FusedForward)
+    packed = build_decoder(random_checkpoint(config), dtype="bfloat16", quantization="none")
+    assert isinstance(choose_forward(packed), FusedForward)
+    layer = replace(decoder.layers[0], post_attention_norm=torch.ones(config.hidden_size))
+    decoder.layers = (layer, *decoder.layers[1:])
+    assert isinstance(choose_forward(decoder), PlainForward)
+
+
+def test_results_come_in_launch_order_and_a_closed_executor_refuses(decoder: Decoder) -> None:
+    stepper = CudaStepper(decoder)
+    stepper.add("a", [1, 2])
+    stepper.add("b", [3, 4])
+    plans = [stepper.plan({"a": None}), stepper.plan({"b": None})]
+    for plan in plans:
+        stepper.executor.launch(plan)
+    assert [stepper.executor.collect().step_id for _ in plans] == [plan.step_id for plan in plans]
+    with pytest.raises(RuntimeError, match="no step in flight"):
+        stepper.executor.collect()
+    stepper.executor.close()
+    with pytest.raises(LaunchError, match="closed"):
+        stepper.executor.launch(plans[0])
