@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.arrival_counters import arrival_counters as arrival_counters
+
 NO_OVERLAP, LATE_START, EARLY_START = 0, 1, 2
 
 
@@ -62,12 +64,3 @@ def dependent_launch(tensor: torch.Tensor, late: bool = False) -> dict[str, Any]
     if tensor.is_cuda and capability(tensor.device.index) >= (9, 0):
         return {"PDL": LATE_START if late else EARLY_START, "launch_pdl": True}
     return {"PDL": NO_OVERLAP}
-
-
-@functools.cache
-def arrival_counters(device: torch.device, count: int) -> torch.Tensor:
-    """Zeroed int32 [count], for programs that merge partial results: the last to arrive merges and puts zero back.
-
-    One array a device and size: kernels that use it must not run on two streams at once.
-    """
-    return torch.zeros(count, dtype=torch.int32, device=device)
