@@ -33,6 +33,8 @@ class EngineProcess:
             part for part in (str(_PROJECT_ROOT), os.environ.get("PYTHONPATH")) if part
         )
         environment["PYTHONSAFEPATH"] = "1"  # or a folder named `runners` where the user stands would be imported
+        # Else torch's OpenMP threads spin for milliseconds after every parallel op, on cores that this process needs.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # A Ctrl-C that lands before the child ignores signals would kill it: it is born with them blocked.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:

@@ -1,102 +1,13 @@
-// y = x W^T (+ bias) for tiled quantised weights. Activations are rounded to 15 bits and a sign per 32 columns (relative
-// to the largest of them: 2^-14, near float32 for this purpose) and multiplied as integers, so a product costs half of
-// float32 FMA and weights are never expanded. With VNNI the 15 bits are two signed bytes, x = 128 * high + low.
-#include <cmath>
+// y = x W^T (+ bias) for tiled quantised weights: integer products of rounded activations (act_block.h), so a product
+// costs half of float32 FMA and weights are never expanded.
 #include <vector>
 
+#include "act_block.h"
 #include "parallel.h"
 #include "tile_format.h"
 
 namespace wl {
 namespace {
-
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-#define WL_VNNI 1
-#endif
-
-constexpr int kMaxCode = 127 * 128 + 63;
-
-// 32 activations of one row. Without VNNI: int16 in the order 0 2 1 3 of each four, the pairs of multiply-add.
-struct ActBlock {
-#ifdef WL_VNNI
-    int8_t high[32];
-    int8_t low[32];
-#else
-    int16_t x[32];
-#endif
-    float scale;
-    int32_t sum[2];  // of the codes, first and second 16 columns
-    float total;     // scale * (sum[0] + sum[1])
-};
-
-template <typename T>
-void quantize_block(const T* x, ActBlock& block) {
-    f32x16 a = load16(x), b = load16(x + 16);
-    float largest = reduce_max(max16(abs16(a), abs16(b)));
-    // A NaN or infinity must reach the output: it poisons the scale.
-    bool finite = reduce_add(a * 0.0f + b * 0.0f) == 0.0f;
-    float scale = largest / kMaxCode, inverse = largest > 1e-30f && finite ? kMaxCode / largest : 0.0f;
-    i32x16 q[2];
-    const float rounding = 12582912.0f;
-    q[0] = (i32x16)(a * inverse + rounding) - 0x4b400000;
-    q[1] = (i32x16)(b * inverse + rounding) - 0x4b400000;
-    for (int half = 0; half < 2; half++) {
-#ifdef WL_VNNI
-        i32x16 high = (q[half] + 64) >> 7, low = q[half] - (high << 7);
-        i8x16 h = __builtin_convertvector(high, i8x16), l = __builtin_convertvector(low, i8x16);
-        std::memcpy(block.high + 16 * half, &h, 16);
-        std::memcpy(block.low + 16 * half, &l, 16);
-        block.sum[half] = _mm512_reduce_add_epi32((__m512i)q[half]);
-#else
-        int32_t sum = 0;
-        for (int i = 0; i < 16; i++) {
-            constexpr int order[4] = {0, 2, 1, 3};
-            block.x[16 * half + i] = (int16_t)q[half][(i & ~3) + order[i & 3]];
-            sum += q[half][i];
-        }
-        block.sum[half] = sum;
-#endif
-    }
-    block.scale = finite ? scale : NAN;
-    block.total = block.scale * (float)(block.sum[0] + block.sum[1]);
-}
-
-// start + sum over vectors first..first+count-1 of codes times activations, 16 rows.
-template <int first, int count>
-inline i32x16 dot(const u8x64* codes, const ActBlock& x, int32_t start) {
-#ifdef WL_VNNI
-    __m512i high = _mm512_setzero_si512(), low = _mm512_set1_epi32(start);
-    for (int v = first; v < first + count; v++) {
-        high = _mm512_dpbusd_epi32(high, (__m512i)codes[v], _mm512_set1_epi32(load_raw<int32_t>(x.high + 4 * v)));
-        low = _mm512_dpbusd_epi32(low, (__m512i)codes[v], _mm512_set1_epi32(load_raw<int32_t>(x.low + 4 * v)));
-    }
-    return (i32x16)_mm512_add_epi32(low, _mm512_slli_epi32(high, 7));
-#elif defined(__AVX2__)
-    __m256i acc[2] = {_mm256_set1_epi32(start), _mm256_set1_epi32(start)};
-    const __m256i mask = _mm256_set1_epi32(0x00ff00ff);
-    for (int v = first; v < first + count; v++) {
-        __m256i even = _mm256_set1_epi32(load_raw<int32_t>(x.x + 4 * v));
-        __m256i odd = _mm256_set1_epi32(load_raw<int32_t>(x.x + 4 * v + 2));
-        for (int half = 0; half < 2; half++) {
-            __m256i q = _mm256_loadu_si256((const __m256i*)&codes[v] + half);
-            acc[half] = _mm256_add_epi32(acc[half], _mm256_madd_epi16(_mm256_and_si256(q, mask), even));
-            acc[half] = _mm256_add_epi32(acc[half],
-                                         _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(q, 8), mask), odd));
-        }
-    }
-    i32x16 result;
-    std::memcpy(&result, acc, sizeof result);
-    return result;
-#else
-    i32x16 acc = i32x16{} + start;
-    for (int v = first; v < first + count; v++) {
-        i32x16 q = (i32x16)codes[v];
-        constexpr int order[4] = {0, 2, 1, 3};
-        for (int i = 0; i < 4; i++) acc += ((q >> (8 * order[i])) & 255) * (int32_t)x.x[4 * v + i];
-    }
-    return acc;
-#endif
-}
 
 // One tile times R rows of activations; block c of row r is x[c * stride + r].
 template <int F, int R>
@@ -143,13 +54,21 @@ void tile_product(const uint8_t* tile, int64_t blocks, const ActBlock* x, int64_
 }
 
 using TileProduct = void (*)(const uint8_t*, int64_t, const ActBlock*, int64_t, f32x16*);
+#if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 8;
+#else
+constexpr int kRowsAtOnce = 2;  // more sums than that leave the registers, and take a minute to compile
+#endif
 
 template <int F>
 TileProduct pick_rows(int rows) {
+#if defined(__AVX512F__)
     static const TileProduct by_rows[kRowsAtOnce] = {
         tile_product<F, 1>, tile_product<F, 2>, tile_product<F, 3>, tile_product<F, 4>,
         tile_product<F, 5>, tile_product<F, 6>, tile_product<F, 7>, tile_product<F, 8>};
+#else
+    static const TileProduct by_rows[kRowsAtOnce] = {tile_product<F, 1>, tile_product<F, 2>};
+#endif
     return by_rows[rows - 1];
 }
 
@@ -228,44 +147,6 @@ void linear(const Call& c, const X* x, int64_t x_stride, int64_t rows, Y* y) {
     }
 }
 
-template <int F>
-void dequantize_tile(const uint8_t* tile, int64_t blocks, float* out) {  // out [blocks * block_cols][16]
-    constexpr Format f = kFormats[F];
-    for (int64_t b = 0; b < blocks; b++, tile += f.block_bytes()) {
-        f32x16 d = half_to_float(tile), m{};
-        if constexpr (f.has_minimum) m = half_to_float(tile + 32);
-        for (int part = 0; part < f.block_cols / 32; part++) {
-            u8x64 codes[8];
-            unpack_codes<F>(tile + f.header_bytes() + part * f.plane_bytes(), codes);
-            for (int col = 0; col < 32; col++, out += 16) {
-                f32x16 scale, minimum{};
-                load_scales<F>(tile, (32 * part + col) / f.group_cols, d, m, scale, minimum);
-                i32x16 q = ((i32x16)codes[col >> 2] >> (8 * (col & 3))) & 255;
-                f32x16 w = scale * __builtin_convertvector(q - f.zero_point, f32x16);
-                if constexpr (f.has_minimum) w += minimum;
-                store16(out, w);
-            }
-        }
-    }
-}
-
-using DequantizeTile = void (*)(const uint8_t*, int64_t, float*);
-constexpr DequantizeTile kDequantize[kNumFormats] = {
-    dequantize_tile<kQ4_0>, dequantize_tile<kQ4_1>, dequantize_tile<kQ5_0>, dequantize_tile<kQ5_1>,
-    dequantize_tile<kQ8_0>, dequantize_tile<kQ2_K>, dequantize_tile<kQ3_K>, dequantize_tile<kQ4_K>,
-    dequantize_tile<kQ5_K>, dequantize_tile<kQ6_K>, dequantize_tile<kIQ4_NL>, dequantize_tile<kIQ4_XS>};
-
-template <typename Y>
-void gather_rows(const Call& c, const int32_t* ids, int64_t count, float factor, Y* y) {
-    const int64_t bytes = (int64_t)tile_bytes(c.format, c.in), blocks = c.in / kFormats[c.format].block_cols;
-    parallel_for(count, count > 4, [&](int64_t i) {
-        std::vector<float> columns((size_t)c.in * 16);
-        kDequantize[c.format](c.tiles + ids[i] / kTileRows * bytes, blocks, columns.data());
-        const float* lane = columns.data() + ids[i] % kTileRows;
-        for (int64_t k = 0; k < c.in; k++) from_float(y + i * c.in + k, lane[16 * k] * factor);
-    });
-}
-
 }  // namespace
 }  // namespace wl
 
@@ -285,21 +166,6 @@ void wl_linear_tiled(int format, const void* x, int x_dtype, int64_t x_stride, i
         linear(c, (const bf16*)x, x_stride, rows, (float*)y);
     else
         linear(c, (const bf16*)x, x_stride, rows, (bf16*)y);
-}
-
-// Rows ids [count] of the weight [out, in], times factor, as y [count, in]. Returns -1, or, with nothing written, the
-// index of an id outside the weight.
-int64_t wl_gather_tiled(int format, const int32_t* ids, int64_t count, int64_t out, int64_t in, const uint8_t* tiles,
-                        float factor, void* y, int y_dtype) {
-    using namespace wl;
-    for (int64_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= out) return i;
-    Call c{format, in, out, tiles, nullptr};
-    if (y_dtype == kFloat32)
-        gather_rows(c, ids, count, factor, (float*)y);
-    else
-        gather_rows(c, ids, count, factor, (bf16*)y);
-    return -1;
 }
 
 #pragma GCC visibility pop
