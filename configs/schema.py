@@ -51,6 +51,8 @@ class ModelSection(Section):
     """File or folder of a tokenizer to use in place of the model's own."""
     chat_template: str | None = None
     """File with a Jinja chat template to use in place of the model's own."""
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
+    """How the model writes tool calls; auto is what its chat template shows."""
 
     @field_validator("served_names", mode="before")
     @classmethod
@@ -222,6 +224,16 @@ class WatchdogSection(Section):
     restart_backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
 
 
+class FairnessSection(Section):
+    """Who goes first when requests wait."""
+
+    ageing_s: Annotated[float, Field(gt=0)] = 10.0
+    """A request of priority p counts as if it had arrived this much later p times over: urgent ones go first, none
+    starves."""
+    key_weights: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Share of each API key among those that wait; a key that is not named weighs 1."""
+
+
 class TelemetrySection(Section):
     """What the engine writes down about itself."""
 
@@ -254,6 +266,7 @@ class Profile(Section):
     http: HttpSection = HttpSection()
     limits: LimitsSection = LimitsSection()
     watchdog: WatchdogSection = WatchdogSection()
+    fairness: FairnessSection = FairnessSection()
     telemetry: TelemetrySection = TelemetrySection()
     simulated: SimulatedSection = SimulatedSection()
 

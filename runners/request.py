@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended normally; OpenAI's words."""
+    """Why a request ended normally; OpenAI's words. The last one is the HTTP process's: the engine knows no tools."""
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 class RequestStatus(enum.Enum):

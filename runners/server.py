@@ -21,6 +21,7 @@ from runners.metrics import render
 from runners.process_guard import die_with_parent
 from runners.start_report import service_url, start_report
 from runners.text.assets import TextAssets, load_text
+from runners.text.tool_formats import ToolFormat
 
 logger = logging.getLogger(__name__)
 
@@ -82,4 +83,5 @@ class Server:
     def _load_text(self, info: ModelInfo) -> TextAssets:
         model = self._resolved.profile.models[0]
         tokenizer = Path(model.tokenizer) if model.tokenizer is not None else None
-        return load_text(Path(info.path), tokenizer, model.chat_template)
+        tool_format = None if model.tool_parser == "auto" else ToolFormat(model.tool_parser)
+        return load_text(Path(info.path), tokenizer, model.chat_template, tool_format)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from runners.api.generation import Choice, Delta
+from runners.api.chat_choice import ChatChoice, MessageEvents, message_object
+from runners.api.chat_parsing import chat_grammar, parser_markers, parsing_of
+from runners.api.generation import Choice, Delta, TextOptions
 from runners.api.generation_endpoint import Generation, GenerationEndpoint
+from runners.api.interfaces import RequestStream
 from runners.api.logprobs import chat_logprobs, prompt_logprobs
 from runners.api.prompts import Prompt, render_chat
 from runners.api.protocol import ChatCompletionRequest, RequestParser
-from runners.api.sse import EventTemplate
+from runners.api.sse import EventTemplate, EventWriter
 from runners.api.validation import check_token_ids
 from runners.messages import ModelInfo
 from runners.text.assets import TextAssets
@@ -36,12 +40,42 @@ class ChatCompletions(GenerationEndpoint[ChatCompletionRequest]):
     def default_max_tokens(self) -> int | None:
         return None
 
-    def template(self, generation: Generation[ChatCompletionRequest], choice: Choice) -> EventTemplate:
+    def grammar(
+        self, request: ChatCompletionRequest, assets: TextAssets | None, prompts: Sequence[Prompt]
+    ) -> tuple[str, str]:
+        return chat_grammar(request, assets, prompts[0])
+
+    def shown_specials(self, request: ChatCompletionRequest, assets: TextAssets | None) -> dict[int, str]:
+        return parser_markers(request, assets)
+
+    def make_choice(
+        self,
+        generation: Generation[ChatCompletionRequest],
+        prompt: Prompt,
+        stream: RequestStream,
+        options: TextOptions,
+    ) -> Choice:
+        parsing = parsing_of(generation.request, generation.assets, prompt)
+        if parsing is None:
+            return super().make_choice(generation, prompt, stream, options)
+        return ChatChoice(len(generation.choices), prompt, stream, options, parsing)
+
+    def template(self, generation: Generation[ChatCompletionRequest], choice: Choice) -> EventWriter:
         request = generation.request
         start = b"data: " + msgspec.json.encode(self.envelope(generation))[:-1]
         first = b""
         if request.return_token_ids and choice.index == 0:
             first = b',"prompt_token_ids":' + msgspec.json.encode(choice.prompt.ids)
+        if isinstance(choice, ChatChoice):
+            delta = b',"choices":[{"index":%d,"delta":' % choice.index
+            return MessageEvents(
+                start + first + delta,
+                start + delta,
+                choice.tool_format,
+                token_texts=generation.token_texts if request.logprobs else None,
+                with_token_ids=bool(request.return_token_ids),
+                with_usage=generation.includes_usage,
+            )
         delta = b',"choices":[{"index":%d,"delta":{' % choice.index
         # The role travels with the first token: one event a token, as for completions.
         return EventTemplate(
@@ -72,7 +106,7 @@ class ChatCompletions(GenerationEndpoint[ChatCompletionRequest]):
         request = generation.request
         whole: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": message_object(choice, result),
             "logprobs": chat_logprobs(result.logprobs or (), generation.token_texts) if request.logprobs else None,
             "finish_reason": choice.finish_reason,
         }

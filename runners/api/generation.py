@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from runners.api.interfaces import OutputChunk, RequestStream
 from runners.api.prompts import Prompt
@@ -11,23 +11,31 @@ from runners.errors import RequestFailedError
 from runners.messages import TokenLogprobs
 from runners.request import FinishReason
 from runners.text.detokenizer import Detokenizer
+from runners.text.message_parser import MessageDelta
 from runners.text.stop_strings import StopMatcher
 from runners.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one chunk of the engine adds to a choice. `text` may be empty; `logprobs` has one entry a token id."""
+    """What one chunk of the engine adds to a choice. `text` may be empty; `logprobs` has one entry a token id.
+
+    `message` is the text taken apart, for choices that do so.
+    """
 
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    message: MessageDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How ids become text: the same for every choice of a request."""
+    """How ids become text: the same for every choice of a request.
+
+    `shown_specials` are special tokens whose text is kept although others are skipped: a parser looks for them.
+    """
 
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
@@ -36,6 +44,7 @@ class TextOptions:
     skip_special_tokens: bool = True
     include_stop: bool = False
     ignore_eos: bool = False
+    shown_specials: Mapping[int, str] = field(default_factory=dict)
 
 
 class Choice:
@@ -126,8 +135,14 @@ class Choice:
             ids = ids[:-1]
         if self._hidden_ids and not self._hidden_ids.isdisjoint(ids):
             ids = [token_id for token_id in ids if token_id not in self._hidden_ids]
-        text = detokenizer.push(ids)
+        text = self._decode(detokenizer, ids)
         return text if reason is None else text + detokenizer.finish()
+
+    def _decode(self, detokenizer: Detokenizer, ids: list[int]) -> str:
+        shown = self._options.shown_specials
+        if not shown or shown.keys().isdisjoint(ids):
+            return detokenizer.push(ids)
+        return "".join([detokenizer.push([token_id]) + shown.get(token_id, "") for token_id in ids])
 
     def _matched_text(self, ids: list[int], reason: FinishReason | None) -> tuple[str, int]:
         """Text up to a stop string, and how many ids of this chunk it took; sets the end.
@@ -140,7 +155,7 @@ class Choice:
         num_shown = len(ids) - self._hides_last(ids, reason)
         parts: list[str] = []
         for position, token_id in enumerate(ids[:num_shown]):
-            piece = "" if token_id in self._hidden_ids else detokenizer.push([token_id])
+            piece = "" if token_id in self._hidden_ids else self._decode(detokenizer, [token_id])
             if self.completion_tokens + position < self._options.min_tokens:
                 parts.append(piece)
                 continue

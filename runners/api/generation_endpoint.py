@@ -15,14 +15,16 @@ from starlette.datastructures import State
 from runners.api import validation
 from runners.api.endpoint import Endpoint, Exchange, new_id
 from runners.api.generation import Choice, Delta, TextOptions
+from runners.api.interfaces import RequestStream
 from runners.api.logprobs import TokenTexts
 from runners.api.prompts import Prompt, TextThreads, require_text
 from runners.api.protocol import GenerationFields, RequestParser, unknown_fields_warning
-from runners.api.sse import EventTemplate, data_event, stream_choices
+from runners.api.sse import EventWriter, data_event, stream_choices
 from runners.api.structured import check_grammar, requested_grammar
 from runners.messages import ModelInfo
 from runners.request import SamplingParams
 from runners.text.assets import TextAssets
+from runners.text.message_parser import MessageDelta
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
@@ -94,8 +96,26 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         """Text that comes before the generated one."""
         return ""
 
+    def grammar(self, request: RequestT, assets: TextAssets | None, prompts: Sequence[Prompt]) -> tuple[str, str]:
+        """What the output is constrained to, and the field that asks for it; empty for free text."""
+        return requested_grammar(request)
+
+    def shown_specials(self, request: RequestT, assets: TextAssets | None) -> dict[int, str]:
+        """Special tokens whose text is needed although special tokens are skipped."""
+        return {}
+
+    def make_choice(
+        self,
+        generation: Generation[RequestT],
+        prompt: Prompt,
+        stream: RequestStream,
+        options: TextOptions,
+    ) -> Choice:
+        """The next choice of `generation`."""
+        return Choice(len(generation.choices), prompt, stream, options, echo=self.echo(generation, prompt))
+
     @abstractmethod
-    def template(self, generation: Generation[RequestT], choice: Choice) -> EventTemplate:
+    def template(self, generation: Generation[RequestT], choice: Choice) -> EventWriter:
         """How the events of a choice look."""
 
     @abstractmethod
@@ -118,8 +138,10 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         # End markers that only the tokenizer's files name reach the engine as stop ids.
         params = validation.sampling_params(request, info, options.eos_token_ids)
         prompts = await self.prompts(request, info, assets)
-        grammar = await self._grammar(request, assets)
+        grammar, field = self.grammar(request, assets, prompts)
         if grammar:
+            require_text(assets, field)
+            await check_grammar(grammar, field, self.threads)
             params = msgspec.structs.replace(params, grammar=grammar)
         generation = Generation(
             id=f"{self.id_prefix}-{new_id()}",
@@ -157,15 +179,8 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             skip_special_tokens=request.skip_special_tokens is not False,
             include_stop=bool(request.include_stop_str_in_output),
             ignore_eos=bool(request.ignore_eos),
+            shown_specials=self.shown_specials(request, assets) if request.skip_special_tokens is not False else {},
         )
-
-    async def _grammar(self, request: RequestT, assets: TextAssets | None) -> str:
-        """What the output is constrained to, checked; empty for free text."""
-        grammar, field = requested_grammar(request)
-        if grammar:
-            require_text(assets, field)
-            await check_grammar(grammar, field, self.threads)
-        return grammar
 
     def _texts_of(self, model: str, assets: TextAssets | None) -> TokenTexts:
         known = self._token_texts.get(model)
@@ -202,7 +217,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
                 deadline_s=settings.request_deadline_s,
                 cache_salt=request.cache_salt or "",
             )
-            generation.choices.append(Choice(index, prompt, stream, options, echo=self.echo(generation, prompt)))
+            generation.choices.append(self.make_choice(generation, prompt, stream, options))
 
     def _closing(self, generation: Generation[RequestT]) -> Callable[[], bytes]:
         """Makes what stands between the last token's event and `[DONE]`."""
@@ -241,5 +256,8 @@ async def _collect_one(choice: Choice) -> Delta:
             whole.logprobs = [*(whole.logprobs or ()), *delta.logprobs]
         if delta.prompt_logprobs is not None:
             whole.prompt_logprobs = delta.prompt_logprobs
+        if delta.message is not None:
+            whole.message = whole.message or MessageDelta()
+            whole.message.add(delta.message)
     whole.text = "".join(texts)
     return whole

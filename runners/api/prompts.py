@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from runners.api.protocol import ChatFields
+from runners.api.tools import checked_tools
 from runners.api.validation import check_token_ids, unsupported
 from runners.errors import InvalidRequestError
 from runners.text.assets import TextAssets
 from runners.text.tokenizer import Tokenizer
+from runners.text.told_tools import tell_tools
 
 MAX_PROMPTS = 2048
 # A text of this length takes 0.3 ms (SmolLM2's vocabulary, two cores); the way to a thread and back costs 0.06 ms.
@@ -128,11 +130,14 @@ async def render_chat(
             f"Invalid value for 'chat_template_kwargs': {min(reserved)} has a field of its own.",
             param="chat_template_kwargs",
         )
-    tools = _tools(request.tools) if with_tools else None
+    tools = checked_tools(request.tools) if with_tools else None
+
+    template = assets.chat_template
+    shown = tell_tools(messages, tools or (), template.traits(tools=bool(tools)))
 
     def render() -> Prompt:
-        text = assets.chat_template.render(
-            messages, tools=tools, add_generation_prompt=opens_turn, continue_final_message=continues, **variables
+        text = template.render(
+            shown, tools=tools, add_generation_prompt=opens_turn, continue_final_message=continues, **variables
         )
         if request.add_special_tokens is False:
             return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
@@ -176,17 +181,3 @@ def _check_tool_calls(index: int, calls: Any) -> None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _message_error(index, "has a tool call without a function name")
-
-
-def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    for tool in tools or ():
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise InvalidRequestError(
-                "Invalid value for 'tools': each needs type 'function' and a function with a name.", param="tools"
-            )
-    return tools or None

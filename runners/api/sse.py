@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,6 +24,12 @@ SSE_HEADERS: Headers = [
 ]
 
 _encode = msgspec.json.Encoder().encode
+
+
+class EventWriter(Protocol):
+    """Turns what a choice generates into events."""
+
+    def event(self, delta: Delta, finish_reason: str | None) -> bytes: ...
 
 
 class EventTemplate:
@@ -87,7 +93,7 @@ def data_event(value: Any) -> bytes:
 
 
 async def stream_choices(
-    exchange: Exchange, choices: Sequence[Choice], templates: Sequence[EventTemplate], closing: Callable[[], bytes]
+    exchange: Exchange, choices: Sequence[Choice], templates: Sequence[EventWriter], closing: Callable[[], bytes]
 ) -> None:
     """Sends every event of every choice, then `closing()` and `[DONE]`; an error becomes an event of its own.
 
@@ -105,9 +111,7 @@ async def stream_choices(
         await exchange.send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _stream_one(
-    exchange: Exchange, choice: Choice, template: EventTemplate, closing: Callable[[], bytes]
-) -> None:
+async def _stream_one(exchange: Exchange, choice: Choice, template: EventWriter, closing: Callable[[], bytes]) -> None:
     send = exchange.send
     async for delta in choice.deltas():
         reason = choice.finish_reason
@@ -120,12 +124,12 @@ async def _stream_one(
 
 
 async def _stream_many(
-    exchange: Exchange, choices: Sequence[Choice], templates: Sequence[EventTemplate], closing: Callable[[], bytes]
+    exchange: Exchange, choices: Sequence[Choice], templates: Sequence[EventWriter], closing: Callable[[], bytes]
 ) -> None:
     """One task a choice, one writer; the bounded queue passes the client's slowness on to every choice."""
     queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(maxsize=2 * len(choices))
 
-    async def feed(choice: Choice, template: EventTemplate) -> None:
+    async def feed(choice: Choice, template: EventWriter) -> None:
         try:
             async for delta in choice.deltas():
                 await queue.put(template.event(delta, choice.finish_reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,6 @@ from runners.api.protocol import GenerationFields
 from runners.errors import InvalidRequestError
 from runners.grammar import grammars
 from runners.grammar.grammars import GrammarError
-
-_FORMAT_TYPES = ("text", "json_object", "json_schema")
 
 _MAKERS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], str]]] = {
     "json": ((str, dict), grammars.from_json_schema),
@@ -37,6 +36,20 @@ def requested_grammar(request: GenerationFields) -> tuple[str, str]:
         raise refused(field, error) from None
 
 
+def requested_schema(request: GenerationFields) -> dict[str, Any] | None:
+    """The JSON schema behind `requested_grammar`, when it is one."""
+    wanted = request.response_format
+    if wanted is not None and wanted.get("type") != "text":
+        return _schema_of_format(wanted)
+    options = request.structured_outputs or {}
+    schema = request.guided_json if request.guided_json is not None else options.get("json")
+    if schema is None:
+        return grammars.ANY_OBJECT if options.get("json_object") else None
+    if isinstance(schema, str):
+        schema = json.loads(schema)
+    return schema if isinstance(schema, dict) else None
+
+
 async def check_grammar(grammar: str, field: str, threads: TextThreads) -> None:
     """InvalidRequestError with the library's reason for a grammar that does not compile; long ones off the loop."""
     try:
@@ -53,24 +66,29 @@ Maker = tuple[str, Callable[[], str]]
 
 
 def _from_response_format(wanted: dict[str, Any] | None) -> list[Maker]:
-    field = "response_format"
     if wanted is None or wanted.get("type") == "text":
         return []
+    schema = _schema_of_format(wanted)
+    return [("response_format", lambda: grammars.from_json_schema(schema))]
+
+
+def _schema_of_format(wanted: dict[str, Any]) -> dict[str, Any]:
     kind = wanted.get("type")
-    if kind not in _FORMAT_TYPES:
+    if kind not in ("json_object", "json_schema"):
         raise InvalidRequestError(
-            f"Invalid value for '{field}': type must be {', '.join(_FORMAT_TYPES[:-1])} or {_FORMAT_TYPES[-1]}.",
-            param=field,
+            "Invalid value for 'response_format': type must be text, json_object or json_schema.",
+            param="response_format",
         )
-    schema: Any = grammars.ANY_OBJECT
-    if kind == "json_schema":
-        named = wanted.get("json_schema")
-        if not isinstance(named, dict) or not isinstance(named.get("schema", {}), dict):
-            raise InvalidRequestError(
-                f"Invalid value for '{field}': json_schema must be an object with a 'schema' that is one.", param=field
-            )
-        schema = named.get("schema", grammars.ANY_OBJECT)
-    return [(field, lambda: grammars.from_json_schema(schema))]
+    if kind == "json_object":
+        return grammars.ANY_OBJECT
+    named = wanted.get("json_schema")
+    schema = named.get("schema", grammars.ANY_OBJECT) if isinstance(named, dict) else None
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(
+            "Invalid value for 'response_format': json_schema must be an object with a 'schema' that is one.",
+            param="response_format",
+        )
+    return schema
 
 
 def _from_guided_fields(request: GenerationFields) -> list[Maker]:

@@ -66,19 +66,6 @@ def check_supported(request: GenerationFields) -> None:
         raise unsupported("session_id", "session_id")
     if isinstance(request, CompletionRequest) and request.suffix:
         raise unsupported("suffix", "suffix (insertion)")
-    if isinstance(request, ChatCompletionRequest):
-        _check_tool_choice(request)
-
-
-def _check_tool_choice(request: ChatCompletionRequest) -> None:
-    choice = request.tool_choice
-    if choice in (None, "none", "auto"):
-        return
-    if isinstance(choice, str) and choice != "required":
-        raise InvalidRequestError(
-            "Invalid value for 'tool_choice': must be none, auto, required or a named function.", param="tool_choice"
-        )
-    raise unsupported("tool_choice", "tool_choice that forces a call")
 
 
 def stop_strings(request: GenerationFields) -> list[str]:

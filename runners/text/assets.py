@@ -13,20 +13,28 @@ from runners.text.chat_template import CHATML_TEMPLATE, ChatTemplate
 from runners.text.gguf_vocab import gguf_end_tokens, gguf_vocabulary
 from runners.text.model_folder import ModelText, read_model_folder
 from runners.text.tokenizer import Tokenizer
+from runners.text.tool_formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class TextAssets:
-    """Tokenizer (None: ids flow, text stays empty), chat template, ids that end a text, BOS."""
+    """Tokenizer (None: ids flow, text stays empty), chat template, ids that end a text, BOS.
+
+    `tool_format`, where given, replaces the one that the template shows.
+    """
 
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate
     eos_token_ids: frozenset[int]
     bos_id: int | None
+    tool_format: ToolFormat | None = None
 
 
 def load_text(
-    path: Path, tokenizer_override: Path | None = None, chat_template_override: str | None = None
+    path: Path,
+    tokenizer_override: Path | None = None,
+    chat_template_override: str | None = None,
+    tool_format: ToolFormat | None = None,
 ) -> TextAssets:
     """Text assets of the model at `path`, a folder or a GGUF file.
 
@@ -46,6 +54,7 @@ def load_text(
         ChatTemplate(templates, model.special_texts, where=where),
         model.eos_token_ids,
         model.bos_id,
+        tool_format,
     )
 
 

@@ -45,7 +45,7 @@ class ChatTemplate:
         for name, source in named.items():
             try:
                 compiled = environment.compile_chat_template(source)
-                self._templates[name] = compiled, read_traits(environment.parse(source))
+                self._templates[name] = compiled, read_traits(environment.parse(source), source)
             except jinja2.TemplateSyntaxError as error:
                 raise StartupError(f"{where}: template {name!r}, line {error.lineno}: {error.message}") from error
             except (jinja2.TemplateError, RecursionError) as error:
@@ -89,6 +89,10 @@ class ChatTemplate:
         }
         text = _render(template, variables)
         return _cut_at_mark(text) if continue_final_message else text
+
+    def traits(self, *, tools: bool) -> TemplateTraits:
+        """Traits of the template that `render` would use, with or without tools."""
+        return self._select(tools, None)[1]
 
     def _select(self, tools: object, documents: object) -> tuple[jinja2.Template, TemplateTraits]:
         names = [name for name, wanted in (("tool_use", tools), ("rag", documents)) if wanted]

@@ -1,4 +1,4 @@
-"""What a chat template expects of a message's content, read off its syntax tree."""
+"""What a chat template expects of a message's content, and how its model writes tool calls and thoughts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jinja2 import nodes
+
+from runners.text.tool_formats import THINK_END, ToolFormat, format_of
 
 _TYPE_TESTS = frozenset(["string", "iterable", "sequence", "mapping"])
 
@@ -15,16 +17,22 @@ class TemplateTraits:
     """How content is read.
 
     loops_over_parts: it can be a list of parts. needs_parts: it must be one (the template never asks whether it is a
-    string). tests_for_none: a null content means something to the template.
+    string). tests_for_none: a null content means something to the template. shows_tools: it puts tools into the prompt.
+    shows_calls: it knows messages with tool calls. tool_format: how the model writes calls. thinks: thoughts come
+    before answers.
     """
 
     loops_over_parts: bool = False
     needs_parts: bool = False
     tests_for_none: bool = False
+    shows_tools: bool = False
+    shows_calls: bool = False
+    tool_format: ToolFormat = ToolFormat.JSON
+    thinks: bool = False
 
 
-def read_traits(template: nodes.Template) -> TemplateTraits:
-    """Traits of a parsed template."""
+def read_traits(template: nodes.Template, source: str = "") -> TemplateTraits:
+    """Traits of a parsed template and its source text."""
     loops = any(_is_content(_unfiltered(loop.iter)) for loop in template.find_all(nodes.For))
     content_tests = {test.name for test in template.find_all(nodes.Test) if _is_content(test.node)}
     compares_none = any(
@@ -36,6 +44,10 @@ def read_traits(template: nodes.Template) -> TemplateTraits:
         loops_over_parts=loops,
         needs_parts=loops and not content_tests & _TYPE_TESTS,
         tests_for_none="none" in content_tests or compares_none,
+        shows_tools=any(name.name == "tools" for name in template.find_all(nodes.Name)),
+        shows_calls="tool_calls" in source,
+        tool_format=format_of(source),
+        thinks=THINK_END in source,
     )
 
 

@@ -224,8 +224,6 @@ async def test_row_35_unknown_model(server: Server) -> None:
 UNSUPPORTED = [
     (COMPLETIONS, "suffix", " end"),
     (COMPLETIONS, "best_of", 3),
-    (CHAT, "tool_choice", "required"),
-    (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}),
     (CHAT, "session_id", "s"),
 ]
 
