@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 
 serve: $(VENV)/.served
 	$(BIN)/python -m runners.loading.sources '$(MODEL)'
-	WAVELANE_MODELS__0__SOURCE='$(MODEL)' $(BIN)/bentoml serve service:Wavelane --port $(PORT)
+	WAVELANE_MODELS__0__SOURCE='$(MODEL)' exec $(BIN)/bentoml serve service:Wavelane --port $(PORT)
 
 setup: $(VENV)/.tested
 
