@@ -178,8 +178,9 @@ class SessionStore:
                 return
             self._forget(session)
 
-    def delete(self, session_id: str) -> None:
-        """NotFoundError when there is none, ConflictError while a request has it."""
+    def delete(self, session_id: str, now: float) -> None:
+        """NotFoundError when there is none (any longer), ConflictError while a request has it."""
+        self.expire(now)
         session = self._sessions.get(session_id)
         if session is None:
             raise NotFoundError(f"no session {session_id!r}", param="session_id")
@@ -200,11 +201,14 @@ class SessionStore:
         session = self._sessions.get(session_id)
         return session.token_ids if session is not None else []
 
-    def list(self) -> Sequence[SessionInfo]:
+    def list(self, now: float) -> Sequence[SessionInfo]:
+        """All that have not expired."""
+        self.expire(now)
         return [self._info(session) for session in self._sessions.values()]
 
-    def get(self, session_id: str) -> SessionInfo:
-        """NotFoundError when there is none."""
+    def get(self, session_id: str, now: float) -> SessionInfo:
+        """NotFoundError when there is none (any longer)."""
+        self.expire(now)
         session = self._sessions.get(session_id)
         if session is None:
             raise NotFoundError(f"no session {session_id!r}", param="session_id")

@@ -20,7 +20,7 @@ Pure: requests and results go in, plans come out; the caller brings the time. Th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runners.errors import ConflictError, InvalidRequestError, RateLimitError, WavelaneError
@@ -62,14 +62,16 @@ class Scheduler:
         cache: CacheManager,
         limits: SchedulerLimits,
         *,
-        ageing_s: float = 10.0,
-        key_weights: Mapping[str, float] | None = None,
         check: bool = False,
     ) -> None:
         self.limits = limits
         self.cache = cache
         self.policies = Policies.resolve(profile, capabilities)
-        self.live = LiveSet(cache, limits.slots, WaitingQueue(ageing_s=ageing_s, key_weights=key_weights))
+        self.live = LiveSet(
+            cache,
+            limits.slots,
+            WaitingQueue(ageing_s=profile.fairness.ageing_s, key_weights=profile.fairness.key_weights),
+        )
         self.uncommitted: deque[StepRecord] = deque()
         self.flight_records: dict[int, StepRecord] = {}
         self._depth = capabilities.pipeline_depth

@@ -31,6 +31,7 @@ class Stepper:
         self._notices = notices
         self._builder = PlanBuilder()
         self._suspects: deque[Request] = deque()
+        self._noted: set[tuple[PlanKind, str]] = set()
         self._resend: list[Request] = []  # rows whose new blocks were in a plan that did not launch
         self._decode_next = False  # a piece of a single prompt has gone: the rows take their turn
         self.num_row_steps = 0  # launches that carried decode rows
@@ -223,6 +224,8 @@ class Stepper:
                 self._live.fail(request, error, now)
 
     def _note(self, plan: StepPlan, error: OutputError, consequence: str) -> None:
-        self._notices.append(
-            f"step {plan.step_id} ({plan.kind.value}) could not be launched: {error.message}; {consequence}"
-        )
+        """One line for what fails in the same way step after step."""
+        if (plan.kind, error.message) not in self._noted:
+            self._noted.add((plan.kind, error.message))
+            launch = f"step {plan.step_id} ({plan.kind.value})"
+            self._notices.append(f"{launch} could not be launched: {error.message}; {consequence}")

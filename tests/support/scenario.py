@@ -52,8 +52,6 @@ class Scenario:
         max_context: int = 100_000,
         faults: Faults | None = None,
         eos_at: dict[str, int] | None = None,
-        ageing_s: float = 10.0,
-        key_weights: dict[str, float] | None = None,
         **sections: dict[str, Any],
     ) -> None:
         defaults: dict[str, dict[str, Any]] = {
@@ -86,8 +84,6 @@ class Scenario:
             capabilities,
             self.cache,
             SchedulerLimits(max_context, slots, frozenset({EOS})),
-            ageing_s=ageing_s,
-            key_weights=key_weights,
             check=True,
         )
         self.steps: list[StepTrace] = []

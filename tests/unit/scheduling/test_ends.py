@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runners.execution.executor import StepResult
 from runners.execution.simulated import Faults
 from runners.messages import OutputError
 from runners.request import FinishReason
@@ -282,6 +283,25 @@ def test_a_decode_launch_that_raises_is_planned_again_row_by_row_and_the_guilty_
     singles = [plan.decode_rows[0].request_id for plan in scenario.plans(PlanKind.DECODE) if len(plan.decode_rows) == 1]
     assert sorted(singles)[:3] == ["a", "c", "d"]
     assert len(scenario.engine.notices) == 1
+
+
+def test_rows_that_fail_only_together_all_get_their_tokens_and_one_log_line():
+    faults = Faults(launch=lambda plan: "too wide" if len(plan.decode_rows) > 1 else None)
+    scenario = Scenario(faults=faults)
+    for name in "abc":
+        scenario.request(name, 20, 6)
+    scenario.run()
+    for name in "abc":
+        assert scenario.tokens(name) == scenario.expected(name, 6)
+    assert len(scenario.engine.notices) == 1
+
+
+def test_a_result_of_another_step_is_refused():
+    scenario = Scenario()
+    scenario.request("a", 20, 3)
+    scenario.engine.run(until=0.001)
+    with pytest.raises(ValueError, match="result of step 99"):
+        scenario.scheduler.commit(StepResult(99, (1,)), (), 0.01)
 
 
 def test_fail_all_ends_everything_and_holds_nothing():

@@ -223,8 +223,8 @@ class Run:
         assert self.scheduler.live.slots.num_free == self.world.slots
         for number, arrival in enumerate(self.trace):
             self.check_request(f"r{number}", arrival)
-        for session in list(self.cache.sessions.list()):
-            self.cache.sessions.delete(session.session_id)
+        for session in self.cache.sessions.list(END_S):
+            self.cache.sessions.delete(session.session_id, END_S)
         assert self.cache.num_available == self.cache.pool.quota_blocks
 
     def check_request(self, request_id: str, arrival: Arrival) -> None:

@@ -21,7 +21,7 @@ def computed(scenario: Scenario, request_id: str) -> list[tuple[int, int]]:
 
 
 def session_tokens(scenario: Scenario, session_id: str = "s") -> int:
-    return scenario.cache.sessions.get(session_id).num_tokens
+    return scenario.cache.sessions.get(session_id, scenario.clock.now()).num_tokens
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -165,10 +165,10 @@ def test_time_to_live_counts_from_the_last_use():
     scenario.prompts["two"] = [0] * 29
     scenario.request("late", 4, 1, at=1850)
     scenario.request("later", 4, 1, at=2500)
-    scenario.run(until=2000)
-    assert [info.session_id for info in scenario.cache.sessions.list()] == ["s"]
+    scenario.run(until=1851)
+    assert [info.session_id for info in scenario.cache.sessions.list(1.9)] == ["s"], "last used at about 0.93 s"
     scenario.run()
-    assert scenario.cache.sessions.list() == []
+    assert scenario.cache.sessions.list(scenario.clock.now()) == []
     assert scenario.cache.num_available == 50
 
 
@@ -178,19 +178,29 @@ def test_list_get_delete():
     scenario.request("two", 20, 40, message=turn("b"))
     scenario.run(until=60)
     sessions = scenario.cache.sessions
-    infos = {info.session_id: info for info in sessions.list()}
+    infos = {info.session_id: info for info in sessions.list(0.06)}
     assert (infos["a"].busy, infos["a"].num_tokens, infos["a"].num_blocks, infos["a"].num_turns) == (False, 25, 2, 1)
     assert infos["b"].busy
     assert infos["b"].expires_at is None
     with pytest.raises(ConflictError):
-        sessions.delete("b")
-    sessions.delete("a")
+        sessions.delete("b", 0.06)
+    sessions.delete("a", 0.06)
     with pytest.raises(NotFoundError):
-        sessions.get("a")
+        sessions.get("a", 0.06)
     with pytest.raises(NotFoundError):
-        sessions.delete("a")
+        sessions.delete("a", 0.06)
     scenario.run()
-    sessions.delete("b")
+    sessions.delete("b", 0.06)
+    assert scenario.cache.num_available == 50
+
+
+def test_an_expired_session_is_gone_also_when_nothing_else_happens():
+    scenario = Scenario(kv={"session_ttl_s": 5.0}, blocks=50)
+    scenario.request("one", 20, 5, message=turn("a"))
+    scenario.run()
+    assert [info.session_id for info in scenario.cache.sessions.list(4.0)] == ["a"]
+    with pytest.raises(NotFoundError):
+        scenario.cache.sessions.get("a", 6.0)
     assert scenario.cache.num_available == 50
 
 
@@ -203,7 +213,7 @@ def test_idle_sessions_give_way_when_nothing_else_is_left_and_keep_their_tokens(
     scenario.prompts["back"] = [0] * 29
     scenario.run()
     assert scenario.tokens("big") == scenario.expected("big", 3)
-    blocks = {info.session_id: info.num_blocks for info in scenario.cache.sessions.list()}
+    blocks = {info.session_id: info.num_blocks for info in scenario.cache.sessions.list(scenario.clock.now())}
     assert blocks["s3"] == 2, "the most recently used one keeps its blocks"
     assert computed(scenario, "back") == [(0, 29)], "the oldest gave its blocks, not its tokens"
     assert scenario.tokens("back") == scenario.expected("back", 3)

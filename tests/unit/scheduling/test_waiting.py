@@ -156,6 +156,16 @@ def test_backlogged_keys_never_drift_apart_by_more_than_one_request(costs, weigh
         assert max(served.values()) - min(served.values()) <= largest + 1e-6
 
 
+def test_the_profile_names_weights_by_key():
+    scenario = Scenario(slots=1, fairness={"key_weights": {"gold": 3.0}})
+    for number in range(12):
+        scenario.request(f"gold{number}", 20, 1, message={"key_id": "gold"})
+        scenario.request(f"free{number}", 20, 1, message={"key_id": "free"})
+    scenario.run()
+    served = first_tokens_in_order(scenario)[:12]
+    assert sum(name.startswith("gold") for name in served) == 9
+
+
 # --- in the engine --------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +201,7 @@ def test_decoded_tokens_count_as_well_as_prompts():
 
 
 def test_an_urgent_request_is_admitted_first_and_the_other_class_does_not_starve():
-    scenario = Scenario(slots=1, ageing_s=0.5)
+    scenario = Scenario(slots=1, fairness={"ageing_s": 0.5})
     scenario.request("running", 20, 5)
     scenario.request("batch", 20, 5, at=1, message={"priority": 1})
     for number in range(60):  # one every 20 ms: more than the single slot can serve
