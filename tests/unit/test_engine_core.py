@@ -188,12 +188,17 @@ async def test_a_failure_in_a_result_is_that_requests_alone(running: RunningCore
 
 @pytest.mark.parametrize("where", ["on_launch", "on_collect"])
 async def test_a_lost_device_ends_every_request_and_the_process(running: RunningCore, where: str) -> None:
+    all_are_there = threading.Event()  # else the device is lost, and the loop gone, before the last request arrives
+
     def lose(plan: StepPlan) -> None:
+        all_are_there.wait(10)
         if any(row.position > 20 for row in plan.decode_rows):
             raise DeviceLostError("illegal address")
 
     setattr(running.executor, where, lose)
     streams = [await running.submit(name, max_tokens=200) for name in "abcdef"]
+    await eventually(lambda: len(running.io._routes) == len(streams))
+    all_are_there.set()
     results = await asyncio.wait_for(asyncio.gather(*map(read, streams), return_exceptions=True), 20)
     assert [type(result) for result in results] == [EngineUnavailableError] * 6
     assert "illegal address" in str(results[0])
