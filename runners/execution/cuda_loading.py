@@ -1,0 +1,80 @@
+"""From a decoder on a GPU to a cuda executor that is warm: pool, streams, graphs, account of memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from runners.execution.cuda_executor import CudaExecutor
+from runners.execution.device_memory import MemoryAccount, workspace_bytes
+from runners.execution.device_streams import CudaStreams
+from runners.execution.step_graphs import CapturedSteps
+from runners.execution.step_keys import DecodeKey, PackedKey, StepKey, context_bucket, token_bucket
+from runners.grammar.compiler import GrammarCompiler
+from runners.kv_cache.device_cache import DeviceCache
+from runners.kv_cache.sizing import DeviceMemory, PoolSize
+from runners.models.decoder import Decoder
+
+logger = logging.getLogger(__name__)
+
+COMMON_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+COMMON_CONTEXTS = (256, 512, 1024, 2048, 4096)
+COMMON_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512)
+
+
+def common_keys(slots: int, max_context: int) -> list[StepKey]:
+    """Greedy decode steps of common widths and contexts, and single prompts."""
+    contexts = sorted({context_bucket(length, max_context) for length in COMMON_CONTEXTS})
+    keys: list[StepKey] = [
+        DecodeKey(width, context) for width in COMMON_WIDTHS if width <= slots for context in contexts
+    ]
+    for length in COMMON_PROMPTS:
+        if length <= max_context:
+            tokens = token_bucket(length)
+            longest = 1 << (tokens - 1).bit_length()
+            keys.append(PackedKey(tokens, 0, 1, longest, context_bucket(tokens, max_context)))
+    return keys
+
+
+def load_cuda_executor(
+    decoder: Decoder,
+    size_pool_for: Callable[[DeviceMemory], PoolSize],
+    *,
+    slots: int,
+    max_context: int,
+    max_step_tokens: int,
+    eos_token_ids: Sequence[int] = (),
+    grammars: GrammarCompiler | None = None,
+    capture_at_start: bool = True,
+    used_before: int = 0,
+) -> tuple[CudaExecutor, PoolSize]:
+    """An executor on the decoder's GPU and its KV pool.
+
+    `size_pool_for` gets the device's memory, what steps will need counted as used; `used_before` bytes were taken
+    before the weights came. `capture_at_start` captures the common graphs; the others follow as they are needed.
+    """
+    device, config = decoder.device, decoder.config
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    reserved = workspace_bytes(config, max_step_tokens, slots, decoder.dtype.itemsize)
+    pool = size_pool_for(DeviceMemory(total_bytes, total_bytes - free_bytes + reserved))
+    cache = DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device)
+    graphs = CapturedSteps(device)
+    executor = CudaExecutor(
+        decoder,
+        cache,
+        CudaStreams(device),
+        graphs,
+        slots=slots,
+        max_context=max_context,
+        eos_token_ids=eos_token_ids,
+        grammars=grammars,
+    )
+    started = time.perf_counter()
+    keys = common_keys(slots, max_context)
+    executor.warm_up(keys if capture_at_start else keys[:1])
+    logger.info("captured %d graphs in %.1f s", graphs.num_graphs, time.perf_counter() - started)
+    logger.info("%s", MemoryAccount.read(device, decoder.weight_bytes, pool.pool_bytes, used_before))
+    return executor, pool
