@@ -187,7 +187,7 @@ def tune_attention() -> None:
                 print(f"prefill {tile}: {type(error).__name__}")
         for seconds, tile in sorted(results)[:5]:
             print(
-                f"prefill {sequences} x {length}: {seconds * 32e3:.2f} ms / 32 layers {flops / seconds / 1e12:.0f} TF/s",
+                f"prefill {sequences}x{length}: {seconds * 32e3:.2f} ms / 32 layers {flops / seconds / 1e12:.0f} TF/s",
                 tile,
             )
 

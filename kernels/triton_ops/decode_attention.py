@@ -13,6 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton_ops.attention_parts import (
+    LOG2_E,
+    capped,
+    fold_block,
+    merged_splits,
+    rotated_key,
+    rotated_query,
+)
 from kernels.triton_ops.launch import (
     arrival_counters,
     dependent_launch,
@@ -20,59 +28,8 @@ from kernels.triton_ops.launch import (
     start_next,
     wait_for_inputs,
 )
-from kernels.triton_ops.rope_in_attention import rotated_key, rotated_query
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 MAX_SPLITS = 64
-
-
-@triton.jit
-def capped(scores, soft_cap):
-    """soft_cap * tanh(scores / soft_cap), in float32."""
-    return soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
-
-
-@triton.jit
-def _fold(q, keys, block_values, valid, maximum, total, values, scale, soft_cap, HAS_CAP: tl.constexpr):
-    """One block of keys and values into the running softmax (maxima are in units of log2)."""
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-    if HAS_CAP:
-        scores = capped(scores, soft_cap)
-    scores = tl.where(valid[None, :], scores * LOG2_E, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - new_maximum[:, None])
-    fade = tl.exp2(maximum - new_maximum)
-    total = total * fade + tl.sum(weights, axis=1)
-    values = tl.dot(weights.to(keys.dtype), block_values, values * fade[:, None], input_precision="ieee")
-    return new_maximum, total, values
-
-
-@triton.jit
-def _merged(
-    parts, used_splits, lane, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr
-):
-    """Softmax-weighted mean of the splits' partial results at `parts` [splits, GROUP, D + 2]: [ROWS, D] float32.
-
-    Eight splits' values are read at once: one at a time, each would wait for the one before.
-    """
-    STRIDE: tl.constexpr = BLOCK_D + 2
-    row = tl.arange(0, ROWS)
-    split = tl.arange(0, SPLITS)
-    used = (split < used_splits)[:, None] & (row < GROUP)[None, :]
-    scalars = parts + (split[:, None] * GROUP + row[None, :]) * STRIDE + BLOCK_D
-    maxima = tl.load(scalars, mask=used, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(scalars + 1, mask=used, other=0.0, cache_modifier=".cg")
-    maximum = tl.where(row < GROUP, tl.max(maxima, axis=0), 0.0)
-    total = tl.sum(tl.exp2(maxima - maximum[None, :]) * totals, axis=0)
-    merged = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for start in range(0, used_splits, 8):
-        eight = start + tl.arange(0, 8)
-        present = (eight < used_splits)[:, None] & (row < GROUP)[None, :]
-        part = parts + (eight[:, None] * GROUP + row[None, :]) * STRIDE
-        part_maxima = tl.load(part + BLOCK_D, mask=present, other=float("-inf"), cache_modifier=".cg")
-        part_values = tl.load(part[:, :, None] + lane[None, None, :], present[:, :, None], 0.0, cache_modifier=".cg")
-        merged += tl.sum(part_values * tl.exp2(part_maxima - maximum[None, :])[:, :, None], axis=0)
-    return merged / tl.where(row < GROUP, total, 1.0)[:, None]
 
 
 @triton.jit(do_not_specialize=["num_splits", "window"])
@@ -188,7 +145,7 @@ def decode_attention_kernel(
             values += value.to(tl.float32)[None, :]
         if EARLY:
             if begin < end:
-                maximum, total, values = _fold(
+                maximum, total, values = fold_block(
                     q, keys, first_values, position < end, maximum, total, values, scale, soft_cap, HAS_CAP
                 )
             begin += BLOCK_N
@@ -205,7 +162,9 @@ def decode_attention_kernel(
         block_values = tl.load(
             value_head + (block * value_block_stride + inner)[:, None] + lane[None, :], mask=kv_mask, other=0.0
         )
-        maximum, total, values = _fold(q, keys, block_values, valid, maximum, total, values, scale, soft_cap, HAS_CAP)
+        maximum, total, values = fold_block(
+            q, keys, block_values, valid, maximum, total, values, scale, soft_cap, HAS_CAP
+        )
 
     out_ptrs = out_ptr + sequence * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head_offset[:, None] + lane[None, :]
     used_splits = tl.cdiv(context - first, span)
@@ -221,7 +180,7 @@ def decode_attention_kernel(
         tl.store(mine + BLOCK_D + 1, total, mask=in_group)
         tl.debug_barrier()
         if tl.atomic_add(counters_ptr + pair, 1) == used_splits - 1:
-            merged = _merged(
+            merged = merged_splits(
                 partial_ptr + pair * num_splits * GROUP * ROW,
                 used_splits,
                 lane,

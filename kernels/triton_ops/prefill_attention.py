@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.decode_attention import LOG2_E, capped
+from kernels.triton_ops.attention_parts import LOG2_E, capped
 from kernels.triton_ops.launch import capability, dependent_launch, start_next, wait_for_inputs
 
 

@@ -1,8 +1,8 @@
 """Sampling without leaving the device and without a sort.
 
 Top-k and top-p both keep "everything at least as likely as some token", so each is a threshold, found by a radix search
-over (max - logit) / temperature in fixed point: per pass, the count (top-k) or mass (top-p) of 16 buckets, and the last
-program of a row picks the bucket that the target falls in.
+over (max - logit) / temperature in fixed point: per pass, the count (top-k) or mass (top-p) up to each of 16 buckets,
+and the last program of a row picks the bucket that the target falls in.
 The draw is one more pass: kept mass a chunk, then the chunk and the token where the cumulative mass exceeds u times the
 whole. Sums have a fixed order, so a row's token does not depend on its neighbours or on scheduling.
 """
@@ -15,6 +15,11 @@ import triton.language as tl
 
 from kernels.sampling import SamplingTensors
 from kernels.triton_ops.launch import arrival_counters, dependent_launch, start_next, wait_for_inputs
+from kernels.triton_ops.threshold_search import (
+    distance_behind,
+    fixed_point_key,
+    threshold_search_kernel,
+)
 
 CHUNK = 2048
 # Many rows fill the GPU anyway: then fewer, longer chunks spend less on the sums at their end.
@@ -22,22 +27,6 @@ LONG_SEARCH_CHUNK, LONG_SEARCH_ROWS = 8192, 16
 SEARCH_BLOCK = 256
 DIGIT_BITS = 4
 KEY_BITS = 24
-# A key counts steps of 2^-19 behind the likeliest token, up to 32: e^-32 times a vocabulary is nothing. Tokens closer
-# than a step, 2e-6 of log-probability, count as equals.
-KEY_SCALE = tl.constexpr(524288.0)
-LAST_KEY = tl.constexpr(0xFFFFFF)
-
-
-@triton.jit
-def _distance(logits, largest, temperature):
-    """(largest - logit) / temperature, at least 0: how far a token is behind the likeliest, in log-probability."""
-    return tl.maximum((largest - logits) / temperature, 0.0)
-
-
-@triton.jit
-def _key(distance):
-    """24-bit fixed-point distance; larger is less likely."""
-    return tl.minimum(distance * KEY_SCALE, LAST_KEY).to(tl.int32)
 
 
 @triton.jit
@@ -82,92 +71,6 @@ def row_maximum_kernel(
         tl.store(k_bound_ptr + row, 0x7FFFFFFF)
         tl.store(p_bound_ptr + row, 0x7FFFFFFF)
         tl.store(counters_ptr + row, 0)
-
-
-@triton.jit
-def threshold_search_kernel(
-    logits_ptr,
-    best_ptr,
-    temperature_ptr,
-    target_ptr,
-    k_bound_ptr,
-    bound_ptr,
-    prefix_ptr,
-    remaining_ptr,
-    chunk_sums_ptr,
-    counters_ptr,
-    logits_stride,
-    vocab_size,
-    num_chunks,
-    SHIFT: tl.constexpr,
-    FIRST: tl.constexpr,
-    BY_MASS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One digit of the key of the last token kept. Rows whose filter is off, and greedy rows, leave at once."""
-    start_next(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    wait_for_inputs(PDL)
-    temperature = tl.load(temperature_ptr + row)
-    target = tl.load(target_ptr + row).to(tl.float32)
-    if BY_MASS:
-        active = (temperature > 0) & (target < 1.0)
-    else:
-        active = (temperature > 0) & (target > 0)
-    if not active:
-        return
-    largest = tl.load(best_ptr + row)
-    k_bound = tl.load(k_bound_ptr + row)
-    prefix = 0
-    if not FIRST:
-        prefix = tl.load(prefix_ptr + row)
-    digit_row = tl.arange(0, 16)[:, None]
-    sums = tl.zeros([16, BLOCK], tl.float32)
-    for start in tl.range(0, CHUNK, BLOCK, loop_unroll_factor=4):
-        token = chunk * CHUNK + start + tl.arange(0, BLOCK)
-        inside = token < vocab_size
-        logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
-        distance = _distance(logits, largest, temperature)
-        key = _key(distance)
-        # The bits above this digit must equal those found so far.
-        counts = inside & (key <= k_bound)
-        if not FIRST:
-            counts = counts & ((key >> (SHIFT + 4)) == (prefix >> (SHIFT + 4)))
-        digit = (key >> SHIFT) & 15
-        amount = tl.exp(-distance) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
-        amount = tl.where(counts, amount, 0.0)
-        sums += tl.where(digit[None, :] == digit_row, amount[None, :], 0.0)
-    sums_ptr = chunk_sums_ptr + row * num_chunks * 16
-    tl.store(sums_ptr + chunk * 16 + tl.arange(0, 16), tl.sum(sums, axis=1))
-    tl.debug_barrier()
-    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
-        index = tl.arange(0, BLOCK_C)
-        digits = tl.arange(0, 16)
-        per_chunk = tl.load(
-            sums_ptr + index[:, None] * 16 + digits[None, :], (index < num_chunks)[:, None], 0.0, cache_modifier=".cg"
-        )
-        per_digit = tl.sum(per_chunk, axis=0)
-        if FIRST:
-            remaining = target
-            if BY_MASS:
-                remaining = target * tl.sum(per_digit, axis=0)
-        else:
-            remaining = tl.load(remaining_ptr + row)
-        reached = tl.cumsum(per_digit, axis=0)
-        # The first digit whose cumulative sum reaches what is left; rounding may leave none, then the last with any.
-        first_reaching = tl.min(tl.where((reached >= remaining) & (per_digit > 0), digits, 16), axis=0)
-        last_present = tl.max(tl.where(per_digit > 0, digits, 0), axis=0)
-        chosen = tl.where(first_reaching < 16, first_reaching, last_present)
-        prefix = prefix | (chosen << SHIFT)
-        tl.store(prefix_ptr + row, prefix)
-        tl.store(remaining_ptr + row, remaining - tl.sum(tl.where(digits < chosen, per_digit, 0.0), axis=0))
-        tl.store(counters_ptr + row, 0)
-        if SHIFT == 0:
-            tl.store(bound_ptr + row, prefix)
 
 
 @triton.jit
@@ -236,9 +139,9 @@ def _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, C
     """exp(-distance) of the chunk's tokens that every filter keeps, else 0: [CHUNK] float32."""
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
-    distance = _distance(tl.load(row_ptr + token, mask=inside, other=float("-inf")), largest, temperature)
+    distance = distance_behind(tl.load(row_ptr + token, mask=inside, other=float("-inf")), largest, temperature)
     mass = tl.exp(-distance)
-    keep = inside & (_key(distance) <= bound) & (mass >= min_p)
+    keep = inside & (fixed_point_key(distance) <= bound) & (mass >= min_p)
     return tl.where(keep, mass, 0.0)
 
 
@@ -287,6 +190,7 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
                 SHIFT=shift,
                 FIRST=shift == KEY_BITS - DIGIT_BITS,
                 BY_MASS=by_mass,
+                COMPILED=not triton.knobs.runtime.interpret,
                 BLOCK=SEARCH_BLOCK,
                 **search_shape,
             )

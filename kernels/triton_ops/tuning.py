@@ -39,7 +39,7 @@ def _up_to_16_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
     if in_features > LONG_FEATURES:
         return ThinTiling(block_n=64, block_k=128, split_k=4, stages=6, num_warps=4, prefetch_k=256)
     if features >= WIDE_FEATURES:
-        return ThinTiling(block_n=32, block_k=256, split_k=1, stages=3, num_warps=4, prefetch_k=512)
+        return ThinTiling(block_n=64, block_k=128, split_k=1, stages=6, num_warps=4, prefetch_k=512)
     if features <= 4096:
         return ThinTiling(block_n=16, block_k=256, split_k=2, stages=5, num_warps=2, prefetch_k=512)
     return ThinTiling(block_n=32, block_k=256, split_k=2, stages=4, num_warps=2, prefetch_k=512)

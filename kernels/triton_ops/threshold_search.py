@@ -1,0 +1,127 @@
+"""One pass of the radix search for a sampling threshold (`kernels/triton_ops/sample.py`)."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton_ops.launch import start_next, wait_for_inputs
+
+# A key counts steps of 2^-19 behind the likeliest token, up to 32: e^-32 times a vocabulary is nothing. Tokens closer
+# than a step, 2e-6 of log-probability, count as equals.
+KEY_SCALE = tl.constexpr(524288.0)
+LAST_KEY = tl.constexpr(0xFFFFFF)
+
+
+@triton.jit
+def distance_behind(logits, largest, temperature):
+    """(largest - logit) / temperature, at least 0: how far a token is behind the likeliest, in log-probability."""
+    return tl.maximum((largest - logits) / temperature, 0.0)
+
+
+@triton.jit
+def fixed_point_key(distance):
+    """24-bit fixed-point distance; larger is less likely."""
+    return tl.minimum(distance * KEY_SCALE, LAST_KEY).to(tl.int32)
+
+
+@triton.jit
+def _at_most(digit, limit, COMPILED: tl.constexpr):
+    """1.0 where digit <= limit, else 0.0, of whole numbers: limit + 1 - digit, clamped to 0..1.
+
+    One saturating subtraction, which the GPU does at twice the rate of a compare and a select.
+    """
+    if COMPILED:
+        ones = tl.inline_asm_elementwise(
+            "sub.sat.f32 $0, $1, $2;", "=f,f,f", [limit + 1.0, digit], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        ones = tl.where(digit <= limit, 1.0, 0.0)
+    return ones
+
+
+@triton.jit
+def threshold_search_kernel(
+    logits_ptr,
+    best_ptr,
+    temperature_ptr,
+    target_ptr,
+    k_bound_ptr,
+    bound_ptr,
+    prefix_ptr,
+    remaining_ptr,
+    chunk_sums_ptr,
+    counters_ptr,
+    logits_stride,
+    vocab_size,
+    num_chunks,
+    SHIFT: tl.constexpr,
+    FIRST: tl.constexpr,
+    BY_MASS: tl.constexpr,
+    COMPILED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One digit of the key of the last token kept. Rows whose filter is off, and greedy rows, leave at once."""
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    wait_for_inputs(PDL)
+    temperature = tl.load(temperature_ptr + row)
+    target = tl.load(target_ptr + row).to(tl.float32)
+    if BY_MASS:
+        active = (temperature > 0) & (target < 1.0)
+    else:
+        active = (temperature > 0) & (target > 0)
+    if not active:
+        return
+    largest = tl.load(best_ptr + row)
+    k_bound = tl.load(k_bound_ptr + row)
+    prefix = 0
+    if not FIRST:
+        prefix = tl.load(prefix_ptr + row)
+    digit_row = tl.arange(0, 16)[:, None].to(tl.float32)
+    sums = tl.zeros([16, BLOCK], tl.float32)
+    for start in tl.range(0, CHUNK, BLOCK, loop_unroll_factor=4):
+        token = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        inside = token < vocab_size
+        logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
+        distance = distance_behind(logits, largest, temperature)
+        key = fixed_point_key(distance)
+        # The bits above this digit must equal those found so far.
+        counts = inside & (key <= k_bound)
+        if not FIRST:
+            counts = counts & ((key >> (SHIFT + 4)) == (prefix >> (SHIFT + 4)))
+        amount = tl.exp(-distance) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
+        amount = tl.where(counts, amount, 0.0)
+        digit = ((key >> SHIFT) & 15).to(tl.float32)
+        sums += _at_most(digit[None, :], digit_row, COMPILED) * amount[None, :]
+    sums_ptr = chunk_sums_ptr + row * num_chunks * 16
+    tl.store(sums_ptr + chunk * 16 + tl.arange(0, 16), tl.sum(sums, axis=1))
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
+        index = tl.arange(0, BLOCK_C)
+        digits = tl.arange(0, 16)
+        chunk_sums = sums_ptr + index[:, None] * 16 + digits[None, :]
+        present = (index < num_chunks)[:, None]
+        reached = tl.sum(tl.load(chunk_sums, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
+        present = present & (digits > 0)[None, :]
+        before = tl.sum(tl.load(chunk_sums - 1, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
+        if FIRST:
+            remaining = target
+            if BY_MASS:
+                remaining = target * tl.max(reached, axis=0)
+        else:
+            remaining = tl.load(remaining_ptr + row)
+        # The first digit whose cumulative sum reaches what is left; rounding may leave none, then the last with any.
+        first_reaching = tl.min(tl.where((reached >= remaining) & (reached > before), digits, 16), axis=0)
+        last_present = tl.max(tl.where(reached > before, digits, 0), axis=0)
+        chosen = tl.where(first_reaching < 16, first_reaching, last_present)
+        prefix = prefix | (chosen << SHIFT)
+        tl.store(prefix_ptr + row, prefix)
+        tl.store(remaining_ptr + row, remaining - tl.sum(tl.where(digits == chosen, before, 0.0), axis=0))
+        tl.store(counters_ptr + row, 0)
+        if SHIFT == 0:
+            tl.store(bound_ptr + row, prefix)
