@@ -222,14 +222,16 @@ class DecodeTiling:
 def decode_tiling(num_programs: int, max_context_len: int, multiprocessors: int) -> DecodeTiling:
     """Tiling for `num_programs` (sequence, KV head) pairs: about four programs a multiprocessor.
 
-    H200, 32 / 8 heads: 1 × 190 is fastest in splits of 32 keys, 1 × 2064 in 32 splits with 8 warps, 8 × 2064 in 8,
-    64 rows unsplit.
+    H200, 32 / 8 heads, in the decode step: 1 × 190 is fastest in splits of 32 keys, 1 × 2064 in 16 splits, 8 × 190 in
+    3, 8 × 2064 in 8; 16 or more rows of 190 are best unsplit.
     """
-    block_n, num_warps = 64, 4
+    block_n, stages, least_keys = 64, 3, 512
     if num_programs <= 16:
-        block_n, num_warps = (32, 4) if max_context_len <= 512 else (64, 8)
+        block_n, stages, least_keys = (32, 3, 32) if max_context_len <= 512 else (64, 4, 128)
+    elif num_programs <= 64:
+        least_keys = 64
     wanted = max(1, 4 * multiprocessors // num_programs)
-    return DecodeTiling(block_n, 3, num_warps, min(wanted, triton.cdiv(max_context_len, block_n), MAX_SPLITS))
+    return DecodeTiling(block_n, stages, 4, min(wanted, triton.cdiv(max_context_len, least_keys), MAX_SPLITS))
 
 
 def decode_attention(

@@ -26,12 +26,14 @@ def fused_linear(
     activation: str = "",
     out_dtype: torch.dtype | None = None,
     feeds_attention: bool = False,
+    residual_is_spent: bool = False,
 ) -> torch.Tensor:
     """x [T, in] → [T, features] in `out_dtype` (default: that of x).
 
     weight [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh"; norm_weight
     [in] float32; residual [T, features]. With `feeds_attention` the next kernel starts late, so that it
-    may read before its wait what kernels before this one wrote (`kernels.triton_ops.launch`).
+    may read before its wait what kernels before this one wrote (`kernels.triton_ops.launch`). With
+    `residual_is_spent` the result may be written over the residual.
     """
     num_rows, in_features = x.shape
     features = weight.shape[0] // 2 if activation else weight.shape[0]
@@ -49,7 +51,7 @@ def fused_linear(
         out = torch.empty(num_rows, features, dtype=out_dtype or x.dtype, device=x.device)
         thin_product(x, weight, out, bias, residual, activation, tiling, feeds_attention)
         return out
-    return _vendor_product(x, weight, bias, residual, activation, out_dtype)
+    return _vendor_product(x, weight, bias, residual, activation, out_dtype, residual_is_spent)
 
 
 def _vendor_product(
@@ -59,9 +61,12 @@ def _vendor_product(
     residual: torch.Tensor | None,
     activation: str,
     out_dtype: torch.dtype | None,
+    residual_is_spent: bool,
 ) -> torch.Tensor:
     if residual is not None and not activation and bias is None and out_dtype in (None, x.dtype):
-        # One kernel: the library adds the residual as it writes.
+        # The library adds the residual as it writes; into a new tensor it would copy it there first.
+        if residual_is_spent:
+            return residual.addmm_(x, weight.t())
         return torch.addmm(residual, x, weight.t())
     if out_dtype not in (None, x.dtype) and not activation and bias is None and residual is None and x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=out_dtype)

@@ -146,7 +146,7 @@ def _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, C
 
 
 def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 2 launches, and 6 more for each of top-k and top-p."""
+    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 2 launches, 6 more for top-k, 5 for top-p."""
     num_rows, vocab_size = logits.shape
     device = logits.device
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
@@ -168,11 +168,14 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     search_chunk = LONG_SEARCH_CHUNK if num_rows >= LONG_SEARCH_ROWS else CHUNK
     search_chunks = triton.cdiv(vocab_size, search_chunk)
     search_shape = shape | {"CHUNK": search_chunk, "BLOCK_C": triton.next_power_of_2(search_chunks)}
-    searches = ((params.any_top_k, params.top_k, bounds[0], False), (params.any_top_p, params.top_p, bounds[1], True))
-    for used, target, bound, by_mass in searches:
+    searches = (
+        (params.any_top_k, params.top_k, bounds[0], False, 0),
+        (params.any_top_p, params.top_p, bounds[1], True, DIGIT_BITS),
+    )
+    for used, target, bound, by_mass, last_shift in searches:
         if not used:
             continue
-        for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
+        for shift in range(KEY_BITS - DIGIT_BITS, last_shift - 1, -DIGIT_BITS):
             threshold_search_kernel[(num_rows, search_chunks)](
                 logits,
                 best,
@@ -189,6 +192,7 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
                 search_chunks,
                 SHIFT=shift,
                 FIRST=shift == KEY_BITS - DIGIT_BITS,
+                LAST=shift == last_shift,
                 BY_MASS=by_mass,
                 COMPILED=not triton.knobs.runtime.interpret,
                 BLOCK=SEARCH_BLOCK,

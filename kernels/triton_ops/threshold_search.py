@@ -8,7 +8,7 @@ import triton.language as tl
 from kernels.triton_ops.launch import start_next, wait_for_inputs
 
 # A key counts steps of 2^-19 behind the likeliest token, up to 32: e^-32 times a vocabulary is nothing. Tokens closer
-# than a step, 2e-6 of log-probability, count as equals.
+# than a step, 2e-6 of log-probability, count as equals; for top-p, whose threshold is a sum, 16 steps do.
 KEY_SCALE = tl.constexpr(524288.0)
 LAST_KEY = tl.constexpr(0xFFFFFF)
 
@@ -57,6 +57,7 @@ def threshold_search_kernel(
     num_chunks,
     SHIFT: tl.constexpr,
     FIRST: tl.constexpr,
+    LAST: tl.constexpr,
     BY_MASS: tl.constexpr,
     COMPILED: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -123,5 +124,6 @@ def threshold_search_kernel(
         tl.store(prefix_ptr + row, prefix)
         tl.store(remaining_ptr + row, remaining - tl.sum(tl.where(digits == chosen, before, 0.0), axis=0))
         tl.store(counters_ptr + row, 0)
-        if SHIFT == 0:
-            tl.store(bound_ptr + row, prefix)
+        if LAST:
+            # Everything in the bucket counts as equal to its last token.
+            tl.store(bound_ptr + row, prefix | ((1 << SHIFT) - 1))

@@ -25,15 +25,17 @@ def gemv_shape(features: int, in_features: int, gated: bool) -> tuple[int, int, 
 
 
 def thin_tiling(num_rows: int, features: int, in_features: int, gated: bool) -> ThinTiling | None:
-    """Tiling of the product of `num_rows` rows, None where the vendor library is faster."""
+    """Tiling of the product of `num_rows` rows (measured at 8, 16, 32, 64), None where the vendor library is faster."""
     if num_rows > MAX_THIN_ROWS:
         return None
-    return (
-        _up_to_16_rows(features, in_features, gated) if num_rows <= 16 else _up_to_64_rows(features, in_features, gated)
-    )
+    if num_rows <= 8:
+        return _up_to_8_rows(features, in_features, gated)
+    if num_rows <= 48:
+        return _up_to_48_rows(num_rows, features, in_features, gated)
+    return _up_to_64_rows(features, in_features, gated)
 
 
-def _up_to_16_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
+def _up_to_8_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
     if gated:
         return ThinTiling(block_n=64, block_k=256, split_k=1, stages=3, num_warps=4, prefetch_k=256)
     if in_features > LONG_FEATURES:
@@ -43,6 +45,19 @@ def _up_to_16_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
     if features <= 4096:
         return ThinTiling(block_n=16, block_k=256, split_k=2, stages=5, num_warps=2, prefetch_k=512)
     return ThinTiling(block_n=32, block_k=256, split_k=2, stages=4, num_warps=2, prefetch_k=512)
+
+
+def _up_to_48_rows(num_rows: int, features: int, in_features: int, gated: bool) -> ThinTiling:
+    if gated and num_rows <= 16:
+        return ThinTiling(block_n=64, block_k=256, split_k=1, stages=3, num_warps=4, prefetch_k=256)
+    if gated:
+        return ThinTiling(block_n=64, block_k=128, split_k=1, stages=3, num_warps=4, prefetch_k=512)
+    if in_features > LONG_FEATURES:
+        return ThinTiling(block_n=64, block_k=256, split_k=2, stages=3, num_warps=4, prefetch_k=512)
+    if features >= WIDE_FEATURES:
+        return ThinTiling(block_n=64, block_k=128, split_k=1, stages=4, num_warps=4, prefetch_k=512)
+    split_k = 2 if features <= 4096 and num_rows <= 16 else 1
+    return ThinTiling(block_n=64, block_k=128, split_k=split_k, stages=6, num_warps=4, prefetch_k=512)
 
 
 def _up_to_64_rows(features: int, in_features: int, gated: bool) -> ThinTiling:
