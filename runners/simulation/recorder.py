@@ -5,7 +5,8 @@ Sessions and keys are written as digests, so that turns of one session can be to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -13,21 +14,27 @@ from runners.errors import StartupError
 from runners.messages import AddRequest, RequestOutput
 from runners.simulation.trace import Arrival
 
+logger = logging.getLogger(__name__)
+
 
 class ArrivalRecorder:
     """Writes one line a request once it has ended: only then its output tokens are known.
 
     Lines are in the order of the ends; `read_trace` sorts them. Requests that were refused or failed before their
-    first token are left out. OSError when the file cannot be opened.
+    first token are left out. OSError when the file cannot be opened; one that cannot be written later (a full disk)
+    ends the recording with one log line, not the engine.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
+        self._has_failed = False
         self._start: float | None = None
         self._open: dict[str, tuple[AddRequest, int]] = {}
         self._session_tokens: dict[str, int] = {}
 
     def arrived(self, message: AddRequest) -> None:
+        if self._has_failed:
+            return
         if self._start is None:
             self._start = message.arrival_time
         self._open[message.request_id] = (message, 0)
@@ -59,13 +66,23 @@ class ArrivalRecorder:
         at_s = message.arrival_time - (self._start or 0.0)
         key = _digest(message.key_id) if message.key_id else ""
         arrival = Arrival(max(0.0, at_s), prompt_tokens, output_tokens, session, message.priority, key)
-        self._file.write(arrival.to_json() + "\n")
+        line = arrival.to_json() + "\n"
+        self._attempt(lambda: self._file.write(line))
 
     def flush(self) -> None:
-        self._file.flush()
+        self._attempt(self._file.flush)
 
     def close(self) -> None:
-        self._file.close()
+        self._attempt(self._file.close)
+
+    def _attempt(self, operation: Callable[[], object]) -> None:
+        if self._has_failed:
+            return
+        try:
+            operation()
+        except OSError as error:
+            self._has_failed = True
+            logger.error("arrivals are no longer recorded: %s: %s", self._file.name, error.strerror)
 
 
 def open_recorder(path: str | None) -> ArrivalRecorder | None:
