@@ -1,4 +1,4 @@
-"""Rows of `spec/api.md` about chat: the template, its switches, tools in the prompt."""
+"""Chat over HTTP: the template, its switches, tools in the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of `spec/api.md` about streams: usage, logprobs, echo, one event a token, errors inside a stream."""
+"""Streams over HTTP: usage, logprobs, echo, one event a token, errors inside a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of `spec/api.md` about text: characters, spaces, stop strings, end markers, streamed against whole."""
+"""Text over HTTP: characters, spaces, stop strings, end markers, streamed against whole."""
 
 from __future__ import annotations
 

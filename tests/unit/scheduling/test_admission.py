@@ -1,4 +1,4 @@
-"""Rows A14, A15, A16: hold, caps, cold burst."""
+"""When arrivals join: hold, caps, cold burst."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def decoders(scenario: Scenario, count: int, max_tokens: int = 40) -> list[str]:
     return names
 
 
-# --- A14: hold ------------------------------------------------------------------------------------------------------
+# --- hold -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_drip_is_held_for_max_hold_steps_while_others_decode():
@@ -74,7 +74,7 @@ def test_with_no_hold_an_arrival_joins_with_the_next_step():
     assert scenario.first_token("n0") == 30  # seen at 20, after the step that runs until 24
 
 
-# --- A15: caps ------------------------------------------------------------------------------------------------------
+# --- caps -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("lacks", "first"), [((), 64), (("wave",), 8)])
@@ -132,7 +132,7 @@ def test_a_full_queue_refuses():
     assert scenario.tokens("w1") == scenario.expected("w1", 1)
 
 
-# --- A16: cold burst ------------------------------------------------------------------------------------------------
+# --- cold burst -----------------------------------------------------------------------------------------------------
 
 
 def test_a_burst_within_the_silence_becomes_one_wave():

@@ -1,4 +1,4 @@
-"""Row A20: prompts in pieces."""
+"""Prompts in pieces."""
 
 from __future__ import annotations
 

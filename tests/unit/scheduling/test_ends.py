@@ -1,4 +1,4 @@
-"""How requests end: EOS, stop ids, length, stop strings, aborts, deadlines, failures (rows A6, A26, B10, B15)."""
+"""How requests end: EOS, stop ids, length, stop strings, aborts, deadlines, failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_token_needs_no_decode_step():
     assert scenario.tokens("a") == scenario.expected("a", 1)
 
 
-# --- max_tokens 0 (B15) ---------------------------------------------------------------------------------------------
+# --- max_tokens 0 ---------------------------------------------------------------------------------------------------
 
 
 def test_no_tokens_and_no_session_end_at_once():
@@ -192,7 +192,7 @@ def test_a_deadline_that_is_met_is_forgotten():
     assert scenario.end("b") is FinishReason.LENGTH
 
 
-# --- refused and failed (A26) ---------------------------------------------------------------------------------------
+# --- refused and failed ---------------------------------------------------------------------------------------------
 
 
 def test_an_empty_prompt_is_an_error():

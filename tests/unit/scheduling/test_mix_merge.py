@@ -1,4 +1,4 @@
-"""Rows A21, A23: pieces of long prompts beside the decode rows; alone, the one-shot path."""
+"""Pieces of long prompts beside the decode rows; alone, the one-shot path."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_with_nothing_to_run_beside_short_prompts_wave_whatever_the_border():
     assert scenario.kinds() == ["wave"]
 
 
-# --- A23 ------------------------------------------------------------------------------------------------------------
+# --- alone ----------------------------------------------------------------------------------------------------------
 
 
 def test_with_no_decoders_a_fresh_cursor_takes_the_one_shot_path():

@@ -1,4 +1,4 @@
-"""Row A22: a long prompt on a second stream."""
+"""A long prompt on a second stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row B11: when blocks run out the youngest gives way, and resumes with equal output."""
+"""When blocks run out the youngest gives way, and resumes with equal output."""
 
 from __future__ import annotations
 

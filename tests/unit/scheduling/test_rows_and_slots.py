@@ -1,4 +1,4 @@
-"""Rows A12, A13: stable slots, dense rows, width, compaction."""
+"""Stable slots, dense rows, width, compaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row A24: the sequential path, entry and exit."""
+"""The sequential path, entry and exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row B8: a conversation keeps its KV, and the next turn computes only what is new."""
+"""A conversation keeps its KV, and the next turn computes only what is new."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows A17, A18, A19: packed prompts, sub-waves, single prompts."""
+"""Packed prompts, sub-waves, single prompts."""
 
 from __future__ import annotations
 
