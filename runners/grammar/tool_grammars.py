@@ -17,8 +17,6 @@ Function = tuple[str, Mapping[str, Any]]
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-_THOUGHT = "THOUGHT"
-
 
 def tool_grammar(
     tool_format: ToolFormat,
