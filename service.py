@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bentoml
 
+from configs.api_keys import ApiKeysError
 from configs.loader import ProfileError, load_profile
 from runners.server import Server
 
@@ -12,10 +13,11 @@ _PROBES = ["/health", "/livez", "/readyz", "/healthz", "/metrics"]
 
 try:
     _resolved = load_profile()
-except ProfileError as error:
+    server = Server(_resolved, NAME)
+except (ProfileError, ApiKeysError) as error:
     raise SystemExit(f"profile: {error}") from None
 
-server = Server(_resolved, NAME)
+_cors = _resolved.profile.http.cors
 
 CONFIG = {
     # Counts to the first byte only. A long answer that is not streamed must not be cut: requests have deadlines of
@@ -24,6 +26,16 @@ CONFIG = {
     "workers": 1,
     # A span for every chunk of a stream costs four times what the chunk itself costs.
     "tracing": {"excluded_urls": ["/v1/", *_PROBES]},
+    "http": {
+        "cors": {
+            "enabled": bool(_cors),
+            "access_control_allow_origins": list(_cors),
+            "access_control_allow_methods": ["GET", "POST", "DELETE"],
+            "access_control_allow_headers": ["Authorization", "Content-Type", "X-Request-Id"],
+            "access_control_expose_headers": ["X-Request-Id", "Retry-After", "Warning"],
+            "access_control_max_age": 600,
+        }
+    },
     "logging": {"access": {"skip_paths": _PROBES}},
 }
 

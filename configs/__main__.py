@@ -1,4 +1,4 @@
-"""`python -m configs show|check|schema`: look at a profile before it is served."""
+"""`python -m configs show|check|schema|key`: look at a profile before it is served, make an API key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
+import yaml
+from pydantic import BaseModel, ValidationError
 
+from configs.api_keys import make_key
 from configs.loader import ProfileError, ResolvedProfile, load_profile, preset_names
 from configs.schema import Profile
 
@@ -28,7 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
             help=f"a YAML file or a preset ({', '.join(preset_names())}); default: WAVELANE_PROFILE, else by device",
         )
     commands.add_parser("schema", help="print the JSON Schema of a profile")
+    command = commands.add_parser("key", help="make an API key, and its entry for `auth.keys` or `auth.keys_file`")
+    command.add_argument("name", help="who will use it")
+    command.add_argument("--admin", action="store_true")
     options = parser.parse_args(arguments)
+    if options.command == "key":
+        return _print_key(options.name, admin=options.admin)
     if options.command == "schema":
         print(json.dumps(Profile.model_json_schema(), indent=2))
         return 0
@@ -42,6 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(f"# profile {resolved.name}")
         print("\n".join(_lines(resolved)))
+    return 0
+
+
+def _print_key(name: str, *, admin: bool) -> int:
+    try:
+        key, entry = make_key(name, admin=admin)
+    except ValidationError as error:
+        print(f"{name!r}: {error.errors()[0]['msg']}", file=sys.stderr)
+        return 1
+    print(f"# the key, shown only now: {key}")
+    print(yaml.safe_dump([entry.model_dump(exclude_defaults=True)], sort_keys=False), end="")
     return 0
 
 
@@ -64,7 +82,7 @@ def _fields(section: BaseModel, path: tuple[str, ...]) -> Iterator[tuple[str, st
             for index, model in enumerate(value):
                 yield from _fields(model, (*here, str(index)))
         else:
-            yield ".".join(here), json.dumps(value)
+            yield ".".join(here), json.dumps(value, default=lambda entry: entry.model_dump(exclude_none=True))
 
 
 if __name__ == "__main__":

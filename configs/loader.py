@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from configs.api_keys import KEYS_VARIABLE
 from configs.schema import ModelSection, Profile
 
 PROFILES_FOLDER = Path(__file__).parent / "profiles"
 PROFILE_VARIABLE = "WAVELANE_PROFILE"
 PREFIX = "WAVELANE_"
 # Variables of this prefix that are no profile fields.
-OTHER_VARIABLES = frozenset({PROFILE_VARIABLE, "WAVELANE_CACHE"})
+OTHER_VARIABLES = frozenset({PROFILE_VARIABLE, KEYS_VARIABLE, "WAVELANE_CACHE"})
 OTHER_PREFIX = "WAVELANE_TEST_"
 DEFAULT_ORIGIN = "default"
 

@@ -5,33 +5,21 @@ Unknown keys are errors. Units stand in the field names: `_us` microseconds, `_s
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-Auto = Literal["auto"]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+from configs.operation import (
+    AuthSection,
+    FairnessSection,
+    HttpSection,
+    LimitsSection,
+    TelemetrySection,
+    WatchdogSection,
+)
+from configs.section import Auto, NonNegativeInt, Section, Size, parse_size
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*$", re.IGNORECASE)
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of `8GiB`, `512MiB`, `2GB` or a plain number. ValueError on anything else."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    match = _SIZE.match(str(text))
-    if match is None:
-        raise ValueError(f"{text!r} is not a size: write a number with B, KB, MB, GB, KiB, MiB or GiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-class Section(BaseModel):
-    """Base of every section: strict types, no unknown keys, no change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+__all__ = ["Profile", "Section", "parse_size"]
 
 
 class ModelSection(Section):
@@ -53,6 +41,8 @@ class ModelSection(Section):
     """File with a Jinja chat template to use in place of the model's own."""
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
     """How the model writes tool calls; auto is what its chat template shows."""
+    pooling: Literal["mean", "last"] = "mean"
+    """What an embedding is made of: the hidden states of all tokens, or that of the last one."""
 
     @field_validator("served_names", mode="before")
     @classmethod
@@ -63,10 +53,11 @@ class ModelSection(Section):
 class EngineSection(Section):
     """The engine process."""
 
-    executor: Literal["auto", "torch", "simulated"] = "auto"
-    """What carries out the plans. simulated needs no weights: tokens are made up, times come from a cost model."""
+    executor: Literal["auto", "torch", "cuda", "simulated"] = "auto"
+    """What carries out the plans; auto is cuda on a GPU, else torch. simulated needs no weights: tokens are made up,
+    times come from a cost model."""
     device: str = "auto"
-    """torch device of the `torch` executor; auto is cuda where there is one, else cpu."""
+    """torch device of the `torch` and `cuda` executors; auto is cuda where there is one, else cpu."""
     slots: PositiveInt = 64
     """Requests that may hold a place in the decode batch at once."""
     cpu_cores: Auto | PositiveInt = "auto"
@@ -90,6 +81,9 @@ class AdmissionSection(Section):
     """The wait of a cold start ends after this much silence."""
     max_queued_requests: PositiveInt = 1024
     """Waiting requests beyond this are refused with 429."""
+    max_queued_tokens: PositiveInt | None = None
+    """Prompt tokens of requests that have no token yet; a request that would exceed it is refused with 429, unless it
+    is alone. None: no limit."""
 
 
 class WaveSection(Section):
@@ -135,6 +129,9 @@ class DecodeSection(Section):
 
     width: Literal["exact", "pow2"] = "exact"
     """Rows of a decode step: the live count, or the next power of two."""
+    capture_at_start: Literal["common", "none"] = "common"
+    """Graphs that the `cuda` executor captures before it is ready; the others follow when the engine is idle, or at
+    their second use."""
 
 
 class PoolSection(Section):
@@ -142,17 +139,12 @@ class PoolSection(Section):
 
     blocks: PositiveInt | None = None
     """Blocks of `kv.block_tokens` tokens."""
-    bytes: PositiveInt | None = None
+    bytes: Size | None = None
     """Bytes, also written as `8GiB` or `512MB`."""
     sequences: PositiveInt | None = None
     """Sequences of full context."""
     gpu_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the device's memory for weights, workspace and KV together."""
-
-    @field_validator("bytes", mode="before")
-    @classmethod
-    def _parse_bytes(cls, value: Any) -> Any:
-        return parse_size(value) if isinstance(value, str) else value
 
     @field_validator("gpu_fraction", mode="before")
     @classmethod
@@ -184,63 +176,6 @@ class KvSection(Section):
     """A session unused for this long gives its blocks back."""
 
 
-class HttpSection(Section):
-    """The HTTP process."""
-
-    threads: PositiveInt = 2
-    """Threads that tokenise long texts."""
-    max_body_bytes: PositiveInt = 16 * 2**20
-    """Larger request bodies are refused with 413."""
-    drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
-    """On SIGTERM, how long streams may go on."""
-
-    @field_validator("max_body_bytes", mode="before")
-    @classmethod
-    def _parse_bytes(cls, value: Any) -> Any:
-        return parse_size(value) if isinstance(value, str) else value
-
-
-class LimitsSection(Section):
-    """Limits of one request."""
-
-    default_max_tokens: PositiveInt = 16
-    """`max_tokens` of a completion that names none."""
-    max_tokens: PositiveInt | None = None
-    """Largest `max_tokens` a client may ask for; None: what the context leaves."""
-    request_deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """A request that has not finished after this long fails; None: no deadline."""
-
-
-class WatchdogSection(Section):
-    """When the engine counts as dead or hung, and how it comes back."""
-
-    beat_s: Annotated[float, Field(gt=0)] = 5.0
-    """No beat of the engine process for this long: dead."""
-    hung_factor: Annotated[float, Field(gt=1)] = 20.0
-    """A step that takes this many times its predicted time, and at least `hung_min_s`: hung."""
-    hung_min_s: Annotated[float, Field(gt=0)] = 30.0
-    restart_backoff_s: Annotated[float, Field(gt=0)] = 0.5
-    """Wait before the first restart; doubles up to `restart_backoff_max_s`."""
-    restart_backoff_max_s: Annotated[float, Field(gt=0)] = 30.0
-
-
-class FairnessSection(Section):
-    """Who goes first when requests wait."""
-
-    ageing_s: Annotated[float, Field(gt=0)] = 10.0
-    """A request of priority p counts as if it had arrived this much later p times over: urgent ones go first, none
-    starves."""
-    key_weights: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Share of each API key among those that wait; a key that is not named weighs 1."""
-
-
-class TelemetrySection(Section):
-    """What the engine writes down about itself."""
-
-    arrivals_file: str | None = None
-    """Append a trace of arrivals to this file, for `runners.simulate` and `runners.tune`: counts and times, no text."""
-
-
 class SimulatedSection(Section):
     """The `simulated` executor."""
 
@@ -264,6 +199,7 @@ class Profile(Section):
     decode: DecodeSection = DecodeSection()
     kv: KvSection = KvSection()
     http: HttpSection = HttpSection()
+    auth: AuthSection = AuthSection()
     limits: LimitsSection = LimitsSection()
     watchdog: WatchdogSection = WatchdogSection()
     fairness: FairnessSection = FairnessSection()

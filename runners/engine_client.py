@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """Requests in, streams out. Belongs to one asyncio loop; constructing it starts nothing.
 
-    `slots` is how many requests the engine runs at once; beyond them at most `max_queued_requests` wait.
+    `slots` is how many requests the engine runs at once; beyond them at most `max_queued_requests` wait. Prompts
+    without a first token may have `max_queued_tokens` in all, where that is set.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class EngineClient:
         slots: int,
         max_queued_requests: int,
         beat_limit_s: float,
+        max_queued_tokens: int | None = None,
         max_buffered_tokens: int = MAX_BUFFERED_TOKENS,
     ) -> None:
         self.models: list[ModelInfo] = []
@@ -67,6 +69,8 @@ class EngineClient:
         self._state = EngineState(EnginePhase.STARTING, since=time.monotonic())
         self._slots = slots
         self._max_queued_requests = max_queued_requests
+        self._max_queued_tokens = max_queued_tokens
+        self._num_queued_tokens = 0
         self._beat_limit_s = beat_limit_s
         self._max_buffered_tokens = max_buffered_tokens
         self._socket: FrontEndSocket | None = None
@@ -123,6 +127,7 @@ class EngineClient:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
         if self.num_queued >= self._max_queued_requests:
             raise RateLimitError(f"The queue is full: {self._max_queued_requests} requests are waiting.")
+        self._check_queued_tokens(len(prompt_ids))
         if request_id in self._streams:
             raise ConflictError(f"A request with the id {request_id!r} is in flight.")
         now = time.monotonic()
@@ -139,10 +144,19 @@ class EngineClient:
             append_to_session=append_to_session,
             cache_salt=cache_salt,
         )
-        stream = RequestStream(self, request_id)
+        stream = RequestStream(self, request_id, num_prompt_tokens=len(prompt_ids))
         self._streams[request_id] = stream
+        self._num_queued_tokens += len(prompt_ids)
         self.send(message)
         return stream
+
+    def _check_queued_tokens(self, num_prompt_tokens: int) -> None:
+        limit = self._max_queued_tokens
+        if limit is not None and self._num_queued_tokens > 0 and self._num_queued_tokens + num_prompt_tokens > limit:
+            raise RateLimitError(
+                f"The queue is full: {self._num_queued_tokens} prompt tokens are waiting, this request has "
+                f"{num_prompt_tokens} and the limit is {limit}."
+            )
 
     def _describe_state(self) -> str:
         if self._state.phase is EnginePhase.READY:
@@ -173,7 +187,7 @@ class EngineClient:
     def fail_streams(self, error: WavelaneError) -> None:
         """Every open stream raises `error`, now."""
         streams, self._streams = list(self._streams.values()), {}
-        self._num_started = 0
+        self._num_started = self._num_queued_tokens = 0
         for stream in streams:
             stream.fail(error)
         self._became_idle.set()
@@ -202,6 +216,8 @@ class EngineClient:
         del self._streams[stream.request_id]
         if stream.has_started:
             self._num_started -= 1
+        else:
+            self._num_queued_tokens -= stream.num_prompt_tokens
         if not self._streams:
             self._became_idle.set()
         return True
@@ -236,6 +252,7 @@ class EngineClient:
         if not stream.has_started:
             stream.has_started = True
             self._num_started += 1
+            self._num_queued_tokens -= stream.num_prompt_tokens
         if output.is_final:
             self.close_stream(stream)
         try:

@@ -51,6 +51,7 @@ class AuthenticationError(ClientError):
 class PermissionDeniedError(ClientError):
     status = 403
     type = "permission_error"
+    default_code = "admin_key_required"
 
 
 class NotFoundError(ClientError):
@@ -73,6 +74,18 @@ class ConflictError(ClientError):
 
     status = 409
     type = "conflict_error"
+
+
+class RequestBodyTimeoutError(ClientError):
+    """The client began a request and did not send the rest of it."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
+class HeadersTooLargeError(ClientError):
+    status = 431
+    default_code = "headers_too_large"
 
 
 class PayloadTooLargeError(ClientError):

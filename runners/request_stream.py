@@ -88,10 +88,20 @@ class RequestStream:
     `abort` or `finish`, or raises a `runners.errors` exception (after the tokens that came before it).
     """
 
-    __slots__ = ("_buffered", "_client", "_error", "_is_closed", "_waiter", "has_started", "request_id")
+    __slots__ = (
+        "_buffered",
+        "_client",
+        "_error",
+        "_is_closed",
+        "_waiter",
+        "has_started",
+        "num_prompt_tokens",
+        "request_id",
+    )
 
-    def __init__(self, client: StreamOwner, request_id: str) -> None:
+    def __init__(self, client: StreamOwner, request_id: str, num_prompt_tokens: int = 0) -> None:
         self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
         self.has_started = False
         self._client = client
         self._buffered: OutputChunk | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from configs.api_keys import load_api_keys
 from configs.loader import ResolvedProfile
 from runners.api.app import create_app
 from runners.api.settings import ApiSettings
@@ -19,6 +20,7 @@ from runners.engine_supervisor import EngineSupervisor
 from runners.messages import ModelInfo
 from runners.metrics import render
 from runners.process_guard import die_with_parent
+from runners.slow_clients import drop_clients_that_do_not_read
 from runners.start_report import service_url, start_report
 from runners.text.assets import TextAssets, load_text
 from runners.text.tool_formats import ToolFormat
@@ -33,12 +35,13 @@ class Server:
         profile = resolved.profile
         self._resolved = resolved
         self._service_name = service_name
-        self._settings = ApiSettings.from_profile(profile)
+        self._settings = ApiSettings.from_profile(profile, load_api_keys(profile.auth))
         self._text: dict[str, TextAssets] = {}
         self._text_path: str | None = None
         self.client = EngineClient(
             slots=profile.engine.slots,
             max_queued_requests=profile.admission.max_queued_requests,
+            max_queued_tokens=profile.admission.max_queued_tokens,
             beat_limit_s=profile.watchdog.beat_s,
         )
         self.supervisor = EngineSupervisor(resolved, self.client, self._on_ready)
@@ -46,6 +49,7 @@ class Server:
 
     def start(self) -> None:
         """Start the engine in the background. On the main thread, on the running asyncio loop; does not block."""
+        drop_clients_that_do_not_read(self._resolved.profile.http.send_timeout_s)
         logging.getLogger("runners").setLevel(logging.INFO)  # BentoML leaves other loggers at WARNING
         die_with_parent()
         self.supervisor.start()

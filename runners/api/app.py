@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from runners.api.access import Access
 from runners.api.chat import ChatCompletions
 from runners.api.completions import Completions
 from runners.api.endpoint import Endpoint, Exchange
@@ -71,7 +72,15 @@ def create_app(
     `app.state.text` maps a served model name to its `TextAssets`; a model without an entry runs on token ids alone.
     """
     threads = TextThreads(settings.tokenizer_threads)
-    state = State({"settings": settings, "engine": engine, "text": {} if text is None else text, "threads": threads})
+    state = State(
+        {
+            "settings": settings,
+            "engine": engine,
+            "text": {} if text is None else text,
+            "threads": threads,
+            "access": Access(settings.keys),
+        }
+    )
     routes = [Route(path, endpoint(state)) for path, endpoint in _ROUTES]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
     app.state = state

@@ -12,16 +12,25 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
+from runners.api.access import Access, Caller
 from runners.api.errors import Headers, as_wavelane_error, error_body, error_headers
 from runners.api.interfaces import Engine
 from runners.api.settings import ApiSettings
-from runners.errors import EngineUnavailableError, MethodNotAllowedError, ModelNotFoundError, PayloadTooLargeError
+from runners.errors import (
+    EngineUnavailableError,
+    HeadersTooLargeError,
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    PayloadTooLargeError,
+    RequestBodyTimeoutError,
+)
 from runners.messages import ModelInfo
 from runners.text.assets import TextAssets
 
@@ -36,20 +45,35 @@ class ClientGoneError(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """One HTTP request and its answer. `headers` are sent with the answer, whatever it becomes."""
+    """One HTTP request and its answer. `headers` are sent with the answer, whatever it becomes.
+
+    `caller` is the API key that the request came with, None where none is asked for.
+    """
 
     scope: Scope
     receive: Receive
     send: Send
     request_id: str
     headers: Headers = field(default_factory=list)
+    body_timeout_s: float = 60.0
+    caller: Caller | None = None
     started: bool = False
 
     async def body(self, max_bytes: int) -> bytes:
-        """The request body. PayloadTooLargeError over `max_bytes`, ClientGoneError when the client left."""
+        """The request body. PayloadTooLargeError over `max_bytes`, RequestBodyTimeoutError when it does not arrive in
+        time, ClientGoneError when the client left."""
         for name, value in self.scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
                 raise PayloadTooLargeError(f"The request body is {value.decode()} bytes; the limit is {max_bytes}.")
+        try:
+            async with asyncio.timeout(self.body_timeout_s):
+                return await self._read_body(max_bytes)
+        except TimeoutError:
+            raise RequestBodyTimeoutError(
+                f"The request body did not arrive within {self.body_timeout_s:g} s."
+            ) from None
+
+    async def _read_body(self, max_bytes: int) -> bytes:
         message = await self.receive()
         parts: list[bytes] = []
         size = 0
@@ -64,6 +88,11 @@ class Exchange:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             message = await self.receive()
+
+    @property
+    def key_id(self) -> str:
+        """The name of the caller's API key, empty without one."""
+        return "" if self.caller is None else self.caller.name
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -102,10 +131,13 @@ class Exchange:
 class Endpoint(ABC):
     """An ASGI callable for one path. Subclasses implement `handle`; errors they raise become the answer.
 
-    `methods` are the HTTP methods it takes; empty means any.
+    `methods` are the HTTP methods it takes; empty means any. `is_public` ones ask for no API key, `needs_admin` ones
+    for an admin's.
     """
 
     methods: ClassVar[tuple[str, ...]] = ("POST",)
+    is_public: ClassVar[bool] = False
+    needs_admin: ClassVar[bool] = False
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -145,13 +177,22 @@ class Endpoint(ABC):
         assets: Mapping[str, TextAssets] = self._state.text
         return next((assets[name] for name in info.served_names if name in assets), None)
 
+    @staticmethod
+    def require_method(exchange: Exchange, *methods: str) -> None:
+        """MethodNotAllowedError, with the `Allow` header, unless the request's method is one of `methods`."""
+        method = exchange.scope["method"]
+        if method not in methods:
+            exchange.headers.append((b"allow", ", ".join(methods).encode()))
+            raise MethodNotAllowedError(f"{method} is not allowed here; use {' or '.join(methods)}.")
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, _request_id(scope))
+        exchange = Exchange(scope, receive, send, _request_id(scope), body_timeout_s=self.settings.body_timeout_s)
         try:
-            if self.methods and scope["method"] not in self.methods:
-                exchange.headers.append((b"allow", ", ".join(self.methods).encode()))
-                raise MethodNotAllowedError(f"{scope['method']} is not allowed here; use {' or '.join(self.methods)}.")
-            await self.handle(exchange)
+            self._check_header_size(exchange)
+            with self._admission(exchange) as exchange.caller:
+                if self.methods:
+                    self.require_method(exchange, *self.methods)
+                await self.handle(exchange)
         except ClientGoneError:
             logger.debug("client gone: %s", exchange.request_id)
             if not exchange.started:
@@ -162,6 +203,19 @@ class Endpoint(ABC):
             if exchange.started:
                 raise
             await exchange.reply(error_body(error), status=error.status, headers=error_headers(error))
+
+    def _check_header_size(self, exchange: Exchange) -> None:
+        num_bytes = sum(len(name) + len(value) for name, value in exchange.scope["headers"])
+        if num_bytes > self.settings.max_header_bytes:
+            raise HeadersTooLargeError(
+                f"The request's headers are {num_bytes} bytes; the limit is {self.settings.max_header_bytes}."
+            )
+
+    def _admission(self, exchange: Exchange) -> AbstractContextManager[Caller | None]:
+        if self.is_public:
+            return nullcontext()
+        access: Access = self._state.access
+        return access.request(exchange.scope["headers"], needs_admin=self.needs_admin)
 
     @abstractmethod
     async def handle(self, exchange: Exchange) -> None:

@@ -7,7 +7,15 @@ import math
 
 import msgspec
 
-from runners.errors import EngineUnavailableError, RateLimitError, ServerError, WavelaneError
+from runners.errors import (
+    AuthenticationError,
+    EngineUnavailableError,
+    HeadersTooLargeError,
+    RateLimitError,
+    RequestBodyTimeoutError,
+    ServerError,
+    WavelaneError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +55,13 @@ def error_body(error: WavelaneError) -> bytes:
 
 
 def error_headers(error: WavelaneError) -> Headers:
-    """`Retry-After` [whole seconds] where trying again makes sense."""
+    """`Retry-After` [whole seconds] where trying again makes sense, and what HTTP asks for beside some statuses."""
     if isinstance(error, RateLimitError):
         return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
     if isinstance(error, EngineUnavailableError):
         return [(b"retry-after", b"%d" % _UNAVAILABLE_RETRY_S)]
+    if isinstance(error, AuthenticationError):
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, HeadersTooLargeError | RequestBodyTimeoutError):
+        return [(b"connection", b"close")]
     return []

@@ -16,6 +16,7 @@ class Health(Endpoint):
     """200 while the engine takes requests, else 503; the body tells the phase and its progress either way."""
 
     methods = _GET
+    is_public = True
 
     async def handle(self, exchange: Exchange) -> None:
         try:
@@ -41,6 +42,7 @@ class Live(Endpoint):
     """200 while this process answers."""
 
     methods = _GET
+    is_public = True
 
     async def handle(self, exchange: Exchange) -> None:
         await exchange.reply(b'{"status":"ok"}')
@@ -50,6 +52,7 @@ class Ready(Endpoint):
     """200 while the engine takes requests, else 503 in the error shape."""
 
     methods = _GET
+    is_public = True
 
     async def handle(self, exchange: Exchange) -> None:
         if not self.engine.is_ready:
@@ -59,6 +62,7 @@ class Ready(Endpoint):
 
 class Version(Endpoint):
     methods = _GET
+    is_public = True
 
     async def handle(self, exchange: Exchange) -> None:
         await exchange.reply(msgspec.json.encode({"version": self.settings.version}))

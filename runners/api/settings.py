@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from configs.operation import ApiKeySection
     from configs.schema import Profile
 
 DEFAULT_VERSION = "0.1.0"
@@ -13,23 +15,36 @@ DEFAULT_VERSION = "0.1.0"
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Limits of the HTTP layer. `max_tokens` None means what the context leaves; sizes in bytes, times in seconds."""
+    """Limits of the HTTP layer. `max_tokens` None means what the context leaves; sizes in bytes, times in seconds.
 
+    Without `keys` everyone may use the API.
+    """
+
+    keys: Sequence[ApiKeySection] = ()
     max_body_bytes: int = 16 * 2**20
+    max_header_bytes: int = 32 * 2**10
+    body_timeout_s: float = 60.0
     tokenizer_threads: int = 2
     default_max_tokens: int = 16
     max_tokens: int | None = None
     request_deadline_s: float | None = None
+    pooling: str = "mean"
     version: str = DEFAULT_VERSION
 
     @classmethod
-    def from_profile(cls, profile: Profile, version: str = DEFAULT_VERSION) -> ApiSettings:
-        """The sections `http` and `limits` of a resolved profile."""
+    def from_profile(
+        cls, profile: Profile, keys: Sequence[ApiKeySection] = (), version: str = DEFAULT_VERSION
+    ) -> ApiSettings:
+        """The sections `http`, `limits` and `models` of a resolved profile."""
         return cls(
+            keys=tuple(keys),
             max_body_bytes=profile.http.max_body_bytes,
+            max_header_bytes=profile.http.max_header_bytes,
+            body_timeout_s=profile.http.body_timeout_s,
             tokenizer_threads=profile.http.threads,
             default_max_tokens=profile.limits.default_max_tokens,
             max_tokens=profile.limits.max_tokens,
             request_deadline_s=profile.limits.request_deadline_s,
+            pooling=profile.models[0].pooling,
             version=version,
         )

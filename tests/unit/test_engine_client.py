@@ -329,3 +329,26 @@ async def test_lost_or_malformed_outputs_never_pass_as_whole(tmp_path: Path) -> 
     finally:
         client.detach()
         context.destroy(linger=0)
+
+
+async def test_prompt_tokens_that_wait_have_a_limit(engine: Engine) -> None:
+    client = EngineClient(slots=2, max_queued_requests=9, beat_limit_s=30.0, max_queued_tokens=5)
+    client.attach(engine.endpoint)
+    client.set_state(EnginePhase.READY)
+    try:
+        alone = await client.submit("m", [1] * 50, PARAMS, request_id="alone")
+        with pytest.raises(RateLimitError, match="50 prompt tokens are waiting"):
+            await submit(client, "refused")
+        engine.publish("alone", 7)  # its first token: it does not wait any more
+        await anext(alone)
+        first = await submit(client, "first")
+        with pytest.raises(RateLimitError):
+            await submit(client, "refused")
+        first.abort()
+        await submit(client, "second")
+        client.fail_streams(EngineUnavailableError("gone"))
+        await submit(client, "third")
+        with pytest.raises(RateLimitError):
+            await submit(client, "refused")
+    finally:
+        client.detach()
