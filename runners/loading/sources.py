@@ -209,10 +209,18 @@ def _resolve_bento(source: str, tag: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m runners.loading.sources SOURCE …`: fetch models ahead of serving, with a progress bar."""
+    """`python -m runners.loading.sources [SOURCE …]`: fetch models ahead of serving (none named: the profile's), with a
+    progress bar."""
     from tqdm import tqdm
 
-    for source in arguments:
+    from configs.loader import ProfileError, load_profile
+
+    try:
+        sources = arguments or [model.source for model in load_profile().profile.models]
+    except ProfileError as error:
+        print(f"profile: {error}", file=sys.stderr)
+        return 1
+    for source in sources:
         with tqdm(total=100, bar_format="{desc}: {percentage:3.0f} %|{bar}| {elapsed}", leave=False) as bar:
 
             def show(phase: str, detail: str, fraction: float | None, bar: Any = bar) -> None:

