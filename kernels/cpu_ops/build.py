@@ -29,8 +29,8 @@ COMPILE_TIMEOUT_S = 300
 # No -ffast-math: NaN must reach the logits, where a request is failed for it. The two "uninitialized" warnings come
 # from gcc 12's own avx512fintrin.h.
 BASE_FLAGS = (
-    *("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
-    *("-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+    *("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-pthread", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fvisibility=hidden", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
 )
 
 
