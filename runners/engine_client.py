@@ -33,6 +33,9 @@ from runners.messages import (
     ModelInfo,
     OutputError,
     RequestOutput,
+    SessionFacts,
+    SessionsQuery,
+    SessionsReply,
     StepOutputs,
     pack_ids,
     unpack_ids,
@@ -41,6 +44,8 @@ from runners.request import SamplingParams
 from runners.request_stream import OutputChunk, RequestStream, error_of
 
 logger = logging.getLogger(__name__)
+
+_QUERY_TIMEOUT_S = 10.0
 
 
 class EngineClient:
@@ -75,6 +80,8 @@ class EngineClient:
         self._max_buffered_tokens = max_buffered_tokens
         self._socket: FrontEndSocket | None = None
         self._streams: dict[str, RequestStream] = {}
+        self._queries: dict[str, asyncio.Future[SessionsReply]] = {}
+        self._num_queries = 0
         self._num_started = 0
         self._last_sequence = 0
         self._acknowledged = 0
@@ -158,6 +165,29 @@ class EngineClient:
                 f"{num_prompt_tokens} and the limit is {limit}."
             )
 
+    async def sessions(self, model: str, session_id: str | None = None, *, delete: bool = False) -> list[SessionFacts]:
+        """All sessions of a model, or the one named; with `delete` it is gone afterwards.
+
+        NotFoundError, ConflictError while a request has it, EngineUnavailableError while the engine does not answer.
+        """
+        if not self.is_ready:
+            raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
+        self._num_queries += 1
+        query_id = f"sessions-{self._num_queries}"
+        reply: asyncio.Future[SessionsReply] = self.loop.create_future()
+        self._queries[query_id] = reply
+        self.send(SessionsQuery(query_id, model, session_id, delete))
+        try:
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                answer = await reply
+        except TimeoutError:
+            raise EngineUnavailableError("The engine does not answer.") from None
+        finally:
+            del self._queries[query_id]
+        if answer.error is not None:
+            raise error_of(answer.error)
+        return answer.sessions
+
     def _describe_state(self) -> str:
         if self._state.phase is EnginePhase.READY:
             return "it does not answer"
@@ -233,6 +263,10 @@ class EngineClient:
                 self.vitals.last_beat = time.monotonic()
                 self.vitals.loop_stamp = message.loop_stamp
                 self.vitals.step_limit_s = message.step_limit_s
+        elif isinstance(message, SessionsReply):
+            query = self._queries.get(message.query_id)
+            if query is not None and not query.done():
+                query.set_result(message)
         else:
             self.on_announcement(message)
 
@@ -263,7 +297,12 @@ class EngineClient:
         if token_ids or output.finish_reason is not None or output.prompt_logprobs is not None:
             num_buffered = stream.push(
                 OutputChunk(
-                    token_ids, output.finish_reason, output.logprobs, output.prompt_logprobs, output.cached_tokens
+                    token_ids,
+                    output.finish_reason,
+                    output.logprobs,
+                    output.prompt_logprobs,
+                    output.cached_tokens,
+                    output.embedding,
                 )
             )
             if num_buffered > self._max_buffered_tokens and output.finish_reason is None:

@@ -22,6 +22,7 @@ from runners.errors import StartupError
 from runners.execution.executor import DeviceLostError, Executor, LaunchError
 from runners.grammar.compiler import GrammarCompiler
 from runners.grammar.gate import GrammarGate
+from runners.kv_cache.session_queries import answer_query
 from runners.messages import (
     AbortRequests,
     AddRequest,
@@ -31,6 +32,7 @@ from runners.messages import (
     Progress,
     Ready,
     RequestOutput,
+    SessionsQuery,
     Shutdown,
     StartupFailed,
 )
@@ -172,6 +174,8 @@ class EngineCore:
             case FinishRequest():
                 self._scheduler.finish(message.request_id, message.keep_tokens, now)
                 self._record_end(message.request_id)
+            case SessionsQuery():
+                self._io.answer(answer_query(self._scheduler.cache.sessions, message, now))
             case Shutdown():
                 self._is_stopping = True
 

@@ -33,6 +33,8 @@ from runners.messages import (
     Progress,
     Ready,
     RequestOutput,
+    SessionsQuery,
+    SessionsReply,
     Shutdown,
     StartupFailed,
     StepOutputs,
@@ -79,7 +81,7 @@ class EngineIO:
         self.vitals = Vitals()
         self.corrupt_messages = 0
         self._beat_interval_s = beat_interval_s
-        self._outgoing: deque[list[RequestOutput] | Announcement | OutputError] = deque()
+        self._outgoing: deque[list[RequestOutput] | SessionsReply | Announcement | OutputError] = deque()
         self._is_stopping = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -92,6 +94,7 @@ class EngineIO:
         self._socket.bind(f"ipc://{socket_path}")
         self._front_ends: dict[bytes, _FrontEnd] = {}
         self._routes: dict[str, _FrontEnd] = {}
+        self._queries: dict[str, _FrontEnd] = {}
         self._announcement: Announcement | None = None
         self._is_greeted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-io", daemon=True)
@@ -114,6 +117,10 @@ class EngineIO:
         """Wait until one has connected, so that an announcement made before is not lost by an exit."""
         return self._is_greeted.wait(timeout_s)
 
+    def answer(self, reply: SessionsReply) -> None:
+        """Send a reply to the front end that asked."""
+        self._post(reply)
+
     def fail_all(self, error: OutputError) -> None:
         """End every request in flight with this error."""
         self._post(error)
@@ -126,7 +133,7 @@ class EngineIO:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _post(self, item: list[RequestOutput] | Announcement | OutputError) -> None:
+    def _post(self, item: list[RequestOutput] | SessionsReply | Announcement | OutputError) -> None:
         self._outgoing.append(item)
         self._wake()
 
@@ -206,6 +213,8 @@ class EngineIO:
                     self._forget(request_id)
             case FinishRequest():
                 self._forget(message.request_id)
+            case SessionsQuery():
+                self._queries[message.query_id] = front_end
             case Shutdown():
                 logger.info("asked to stop")
         self.inbox.put(message)
@@ -227,6 +236,10 @@ class EngineIO:
             item = self._outgoing.popleft()
             if isinstance(item, list):
                 self._route(item)
+            elif isinstance(item, SessionsReply):
+                front_end = self._queries.pop(item.query_id, None)
+                if front_end is not None:
+                    self._send(front_end, encode(item))
             elif isinstance(item, OutputError):
                 self._route([RequestOutput(request_id, error=item) for request_id in self._routes])
             else:

@@ -74,7 +74,7 @@ def make_socket_folder() -> Path:
 class _PendingOutput:
     """Outputs of one request that wait for room in the window, merged: every id and logprob is kept."""
 
-    __slots__ = ("cached_tokens", "error", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
+    __slots__ = ("cached_tokens", "embedding", "error", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids = bytearray()
@@ -83,6 +83,7 @@ class _PendingOutput:
         self.finish_reason: FinishReason | None = None
         self.error: OutputError | None = None
         self.cached_tokens = 0
+        self.embedding = b""
 
     def merge(self, output: RequestOutput) -> None:
         self.token_ids += output.token_ids
@@ -93,6 +94,7 @@ class _PendingOutput:
         self.finish_reason = output.finish_reason or self.finish_reason
         self.error = output.error or self.error
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        self.embedding = output.embedding or self.embedding
 
     def build(self, request_id: str) -> RequestOutput:
         return RequestOutput(
@@ -103,6 +105,7 @@ class _PendingOutput:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             cached_tokens=self.cached_tokens,
+            embedding=self.embedding,
         )
 
 

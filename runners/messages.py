@@ -78,11 +78,20 @@ class Acknowledge(_Message, frozen=True):
     sequence: int
 
 
+class SessionsQuery(_Message, frozen=True):
+    """Asks for one session, or all (`session_id` None); with `delete` that one goes. Answered by SessionsReply."""
+
+    query_id: str
+    model: str
+    session_id: str | None = None
+    delete: bool = False
+
+
 class Shutdown(_Message, frozen=True):
     """Stop now; the HTTP process has drained what it wanted drained."""
 
 
-EngineInput = Hello | AddRequest | AbortRequests | FinishRequest | Acknowledge | Shutdown
+EngineInput = Hello | AddRequest | AbortRequests | FinishRequest | Acknowledge | SessionsQuery | Shutdown
 
 
 # --- engine -> HTTP process ---------------------------------------------------------------------------------------
@@ -109,6 +118,7 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `logprobs` has one entry a token of `token_ids` when they were asked for. `prompt_logprobs` comes once, with the
     first output: one entry a prompt token, the first None. `cached_tokens` counts prompt tokens served from cache.
+    `embedding` is the pooled hidden state as little-endian float32, where one was asked for.
     """
 
     request_id: str
@@ -118,6 +128,7 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
+    embedding: bytes = b""
 
     @property
     def is_final(self) -> bool:
@@ -129,6 +140,26 @@ class StepOutputs(_Message, frozen=True):
 
     sequence: int
     outputs: list[RequestOutput]
+
+
+class SessionFacts(msgspec.Struct, frozen=True):
+    """One session: `idle_s` since its last use, `expires_in_s` None while a request has it."""
+
+    session_id: str
+    num_tokens: int
+    num_blocks: int
+    num_turns: int
+    busy: bool
+    idle_s: float
+    expires_in_s: float | None
+
+
+class SessionsReply(_Message, frozen=True):
+    """Answer to a SessionsQuery: the sessions asked for, as they were before a deletion."""
+
+    query_id: str
+    sessions: list[SessionFacts] = []
+    error: OutputError | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -204,4 +235,4 @@ class StartupFailed(_Message, frozen=True):
     reason: str
 
 
-EngineOutput = StepOutputs | Beat | Progress | Ready | StartupFailed
+EngineOutput = StepOutputs | SessionsReply | Beat | Progress | Ready | StartupFailed

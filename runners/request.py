@@ -61,7 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     `temperature` 0 is greedy. `top_k` 0 is off. `seed` is always set (the HTTP layer draws one when the client
     sent none): a row's randomness is a function of (seed, position) alone. `logprobs` is the number of alternatives
     to report beside the chosen token (0 reports the chosen one only), None reports nothing. `grammar` constrains the
-    text to a grammar of `runners.grammar`, empty means none.
+    text to a grammar of `runners.grammar`, empty means none. `pooling` ("mean", "last") asks for the prompt's embedding
+    instead of tokens.
     """
 
     max_tokens: int
@@ -80,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str = ""
+    pooling: str = ""
 
     @property
     def is_greedy(self) -> bool:
@@ -206,8 +208,8 @@ class Request:
 
     @property
     def may_use_cache(self) -> bool:
-        """False when the logits of every prompt token are wanted: they exist only where they are computed."""
-        return self.params.prompt_logprobs is None
+        """False when every prompt token's logits or hidden state is wanted: they exist only where they are computed."""
+        return self.params.prompt_logprobs is None and not self.params.pooling
 
     def __repr__(self) -> str:
         return (

@@ -25,7 +25,7 @@ from runners.request import FinishReason
 class OutputChunk:
     """New tokens of one request: those of one step, or of several when the reader has lagged."""
 
-    __slots__ = ("cached_tokens", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
+    __slots__ = ("cached_tokens", "embedding", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
 
     def __init__(
         self,
@@ -34,12 +34,14 @@ class OutputChunk:
         logprobs: list[TokenLogprobs] | None = None,
         prompt_logprobs: list[TokenLogprobs | None] | None = None,
         cached_tokens: int = 0,
+        embedding: bytes = b"",
     ) -> None:
         self.token_ids = token_ids
         self.finish_reason = finish_reason
         self.logprobs = logprobs
         self.prompt_logprobs = prompt_logprobs
         self.cached_tokens = cached_tokens
+        self.embedding = embedding
 
     def absorb(self, later: OutputChunk) -> None:
         """Append a later chunk of the same request."""
@@ -50,6 +52,7 @@ class OutputChunk:
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
         self.cached_tokens = max(self.cached_tokens, later.cached_tokens)
+        self.embedding = later.embedding or self.embedding
 
 
 _ERRORS_BY_CODE: dict[str, type[WavelaneError]] = {

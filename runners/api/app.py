@@ -19,12 +19,15 @@ from starlette.routing import Route
 from runners.api.access import Access
 from runners.api.chat import ChatCompletions
 from runners.api.completions import Completions
+from runners.api.embeddings import Embeddings
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.errors import error_body
 from runners.api.health import Health, Live, Ready, Version
 from runners.api.interfaces import Engine
 from runners.api.models import Models
 from runners.api.prompts import TextThreads
+from runners.api.responses import Responses
+from runners.api.sessions import Sessions
 from runners.api.settings import ApiSettings
 from runners.api.tokenize import Detokenize, Tokenize
 from runners.errors import MethodNotAllowedError, NotFoundError, WavelaneError
@@ -43,6 +46,10 @@ class UnknownPath(Endpoint):
 _ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
     ("/v1/completions", Completions),
     ("/v1/chat/completions", ChatCompletions),
+    ("/v1/responses", Responses),
+    ("/v1/embeddings", Embeddings),
+    ("/v1/sessions", Sessions),
+    ("/v1/sessions/{session_id:path}", Sessions),
     ("/v1/models", Models),
     ("/v1/models/{model_id:path}", Models),
     ("/tokenize", Tokenize),

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -20,9 +20,10 @@ from runners.api.logprobs import TokenTexts
 from runners.api.prompts import Prompt, TextThreads, require_text
 from runners.api.protocol import GenerationFields, RequestParser, unknown_fields_warning
 from runners.api.sse import EventWriter, data_event, stream_choices
+from runners.api.streams import AwaitedStream
 from runners.api.structured import check_grammar, requested_grammar
+from runners.api.submission import Plan, Submitter, plan_choices
 from runners.messages import ModelInfo
-from runners.request import SamplingParams
 from runners.text.assets import TextAssets
 from runners.text.message_parser import MessageDelta
 
@@ -41,18 +42,33 @@ class Generation(Generic[RequestT]):
     assets: TextAssets | None
     token_texts: TokenTexts
     prompts: list[Prompt]
-    choices: list[Choice]
+    choices: list[Choice] = field(default_factory=list)
+    firsts: list[Choice] = field(default_factory=list)  # one a prompt
+    discarded: list[Choice] = field(default_factory=list)
+
+    def keep_best(self, results: list[Delta], plan: Plan) -> list[Delta]:
+        """Keep of each prompt's choices the best by mean log-probability; returns their results, best first."""
+        kept: list[tuple[Choice, Delta]] = []
+        for start in range(0, len(results), plan.num_generated):
+            group = range(start, start + plan.num_generated)
+            ranked = sorted(group, key=lambda index: -_mean_logprob(results[index]))  # equal ones keep their order
+            kept += [(self.choices[index], results[index]) for index in ranked[: plan.num_kept]]
+        chosen = [choice for choice, _ in kept]
+        self.discarded = [choice for choice in self.choices if choice not in chosen]
+        self.choices = chosen
+        for index, choice in enumerate(chosen):
+            choice.index = index
+        return [result for _, result in kept]
 
     def usage(self) -> dict[str, Any]:
         """Token counts so far; a prompt with several choices counts once."""
         prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
-        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
-        firsts = self.choices[:: len(self.choices) // len(self.prompts)]
+        completion_tokens = sum(choice.completion_tokens for choice in [*self.choices, *self.discarded])
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in self.firsts)},
         }
 
     @property
@@ -138,10 +154,10 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         # End markers that only the tokenizer's files name reach the engine as stop ids.
         params = validation.sampling_params(request, info, options.eos_token_ids)
         prompts = await self.prompts(request, info, assets)
-        grammar, field = self.grammar(request, assets, prompts)
+        grammar, grammar_field = self.grammar(request, assets, prompts)
         if grammar:
-            require_text(assets, field)
-            await check_grammar(grammar, field, self.threads)
+            require_text(assets, grammar_field)
+            await check_grammar(grammar, grammar_field, self.threads)
             params = msgspec.structs.replace(params, grammar=grammar)
         generation = Generation(
             id=f"{self.id_prefix}-{new_id()}",
@@ -152,19 +168,33 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             assets=assets,
             token_texts=self._texts_of(model, assets),
             prompts=prompts,
-            choices=[],
+        )
+        plan = plan_choices(
+            request,
+            prompts,
+            params,
+            info,
+            self.settings,
+            default_max_tokens=self.default_max_tokens(),
+            prompt_field=self.prompt_field,
         )
         try:
-            await self._submit(generation, params, options)
+            await self._submit(generation, plan, model, info, options)
             if request.stream:
-                templates = [self.template(generation, choice) for choice in generation.choices]
-                await stream_choices(exchange, generation.choices, templates, self._closing(generation))
+                await self.stream(exchange, generation)
             else:
-                results = await _collect(generation.choices)
+                results = await collect(generation.choices)
+                if plan.chooses_best:
+                    results = generation.keep_best(results, plan)
                 await exchange.reply(self.answer(generation, results))
         finally:
-            for choice in generation.choices:
+            for choice in [*generation.choices, *generation.discarded]:
                 choice.abort()
+
+    async def stream(self, exchange: Exchange, generation: Generation[RequestT]) -> None:
+        """Every choice as it is generated."""
+        templates = [self.template(generation, choice) for choice in generation.choices]
+        await stream_choices(exchange, generation.choices, templates, self._closing(generation))
 
     def _text_options(self, request: RequestT, info: ModelInfo, assets: TextAssets | None) -> TextOptions:
         stops = validation.stop_strings(request)
@@ -189,35 +219,26 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             self._token_texts[model] = known
         return known[1]
 
-    async def _submit(self, generation: Generation[RequestT], params: SamplingParams, options: TextOptions) -> None:
-        """One engine request a choice. All limits are checked before the first is sent."""
-        request, settings = generation.request, self.settings
-        num_choices = validation.choices_per_prompt(request, len(generation.prompts))
-        priority = validation.priority(request)
-        field, requested = validation.requested_max_tokens(request, settings)
-        planned: list[tuple[Prompt, SamplingParams]] = []
-        for prompt in generation.prompts:
-            max_tokens = validation.max_tokens_for(
-                len(prompt.ids),
-                requested,
-                self.default_max_tokens(),
-                generation.info.max_context,
-                param=self.prompt_field if requested is None else field,
-            )
-            if requested is None and settings.max_tokens is not None:
-                max_tokens = min(max_tokens, settings.max_tokens)
-            planned += [(prompt, validation.with_limits(params, max_tokens, choice)) for choice in range(num_choices)]
-        for index, (prompt, own_params) in enumerate(planned):
-            stream = await self.engine.submit(
-                generation.model,
-                prompt.ids,
-                own_params,
-                request_id=f"{generation.id}-{index}",
-                priority=priority,
-                deadline_s=settings.request_deadline_s,
-                cache_salt=request.cache_salt or "",
-            )
-            generation.choices.append(self.make_choice(generation, prompt, stream, options))
+    async def _submit(
+        self, generation: Generation[RequestT], plan: Plan, model: str, info: ModelInfo, options: TextOptions
+    ) -> None:
+        submitter = Submitter(
+            self.engine,
+            plan,
+            info,
+            model,
+            generation.id,
+            cache_salt=generation.request.cache_salt or "",
+            limit_s=self.settings.request_deadline_s,
+        )
+        for index, planned in enumerate(plan.choices):
+            stream = await submitter.submit(index)
+            choice = self.make_choice(generation, planned.prompt, stream, options)
+            generation.choices.append(choice)
+            if planned.number == 0:
+                generation.firsts.append(choice)
+            if isinstance(stream, AwaitedStream) and generation.request.stream:
+                await stream.wait_for_first()
 
     def _closing(self, generation: Generation[RequestT]) -> Callable[[], bytes]:
         """Makes what stands between the last token's event and `[DONE]`."""
@@ -234,7 +255,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         }
 
 
-async def _collect(choices: Sequence[Choice]) -> list[Delta]:
+async def collect(choices: Sequence[Choice]) -> list[Delta]:
     """Everything each choice generates, as one delta a choice. The first error ends them all."""
     if len(choices) == 1:
         return [await _collect_one(choices[0])]
@@ -261,3 +282,8 @@ async def _collect_one(choice: Choice) -> Delta:
             whole.message.add(delta.message)
     whole.text = "".join(texts)
     return whole
+
+
+def _mean_logprob(result: Delta) -> float:
+    logprobs = [entry.logprob for entry in result.logprobs or ()]
+    return sum(logprobs) / len(logprobs) if logprobs else float("-inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from runners.messages import EngineStats, ModelInfo, TokenLogprobs
+from runners.messages import EngineStats, ModelInfo, SessionFacts, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
 
 
@@ -22,6 +22,8 @@ class OutputChunk(Protocol):
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None: ...
     @property
     def cached_tokens(self) -> int: ...
+    @property
+    def embedding(self) -> bytes: ...
 
 
 class RequestStream(Protocol):
@@ -74,3 +76,7 @@ class Engine(Protocol):
         append_to_session: bool = False,
         cache_salt: str = "",
     ) -> RequestStream: ...
+
+    async def sessions(
+        self, model: str, session_id: str | None = None, *, delete: bool = False
+    ) -> list[SessionFacts]: ...

@@ -57,25 +57,25 @@ def require_text(assets: TextAssets | None, param: str) -> tuple[TextAssets, Tok
     return assets, assets.tokenizer
 
 
-def split_prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | list[int]]:
+def split_prompts(prompt: str | list[int | str | list[int]] | None, param: str = "prompt") -> list[str | list[int]]:
     """The four forms as a list of texts or id lists, none of them empty. InvalidRequestError otherwise."""
     if prompt is None:
-        raise InvalidRequestError("Missing required field: 'prompt'.", param="prompt")
+        raise InvalidRequestError(f"Missing required field: '{param}'.", param=param)
     if isinstance(prompt, str):
         prompts: list[Any] = [prompt]
     else:
         kinds = set(map(type, prompt))
         if len(kinds) > 1:
             raise InvalidRequestError(
-                "Invalid value for 'prompt': a list must hold only texts, only token ids, or only lists of token ids.",
-                param="prompt",
+                f"Invalid value for '{param}': a list must hold only texts, only ids, or only lists of ids.",
+                param=param,
             )
         prompts = [prompt] if kinds == {int} else prompt
     if not prompts or not all(prompts):
-        raise InvalidRequestError("Invalid value for 'prompt': a prompt must not be empty.", param="prompt")
+        raise InvalidRequestError(f"Invalid value for '{param}': a prompt must not be empty.", param=param)
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequestError(
-            f"Invalid value for 'prompt': {len(prompts)} prompts, at most {MAX_PROMPTS} are allowed.", param="prompt"
+            f"Invalid value for '{param}': {len(prompts)} prompts, at most {MAX_PROMPTS} are allowed.", param=param
         )
     return prompts
 
@@ -87,10 +87,11 @@ async def encode_prompts(
     *,
     vocab_size: int,
     add_special_tokens: bool,
+    param: str = "prompt",
 ) -> list[Prompt]:
     """Each prompt as ids, checked against the vocabulary."""
     if isinstance(prompts[0], str):
-        _, tokenizer = require_text(assets, "prompt")
+        _, tokenizer = require_text(assets, param)
         texts = [str(prompt) for prompt in prompts]
 
         def encode() -> list[list[int]]:
@@ -102,8 +103,8 @@ async def encode_prompts(
         result = [Prompt(ids) for ids in prompts if isinstance(ids, list)]
     for prompt in result:
         if not prompt.ids:
-            raise InvalidRequestError("Invalid value for 'prompt': the text has no tokens.", param="prompt")
-        check_token_ids(prompt.ids, vocab_size, "prompt")
+            raise InvalidRequestError(f"Invalid value for '{param}': the text has no tokens.", param=param)
+        check_token_ids(prompt.ids, vocab_size, param)
     return result
 
 

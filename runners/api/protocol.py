@@ -95,6 +95,49 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """The stateless core of OpenAI's Responses API, and our sampling fields. `input` is text or a list of items."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    truncation: str | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """`input` takes the four forms of a prompt."""
+
+    model: str | None = None
+    input: str | list[int | str | list[int]] | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    priority: int | None = None
+    user: str | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runners.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from runners.api.protocol import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, GenerationFields
 from runners.api.settings import ApiSettings
 from runners.errors import ContextLengthError, InvalidRequestError
 from runners.messages import ModelInfo
@@ -17,6 +17,7 @@ MAX_STOPS = 16
 MAX_CHOICES_PER_PROMPT = 128
 MAX_CHOICES = 4096
 MAX_LOGPROBS = 20
+MAX_SESSION_ID_CHARS = 256
 _MAX_PRIORITY = 2**31 - 1
 # Below this the division by the temperature overflows float32; the result is the argmax anyway.
 _GREEDY_BELOW = 1e-5
@@ -62,8 +63,6 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 def check_supported(request: GenerationFields) -> None:
     """InvalidRequestError for fields whose feature this server lacks."""
-    if request.session_id is not None:
-        raise unsupported("session_id", "session_id")
     if isinstance(request, CompletionRequest) and request.suffix:
         raise unsupported("suffix", "suffix (insertion)")
 
@@ -80,19 +79,36 @@ def stop_strings(request: GenerationFields) -> list[str]:
     return stops
 
 
-def choices_per_prompt(request: GenerationFields, num_prompts: int = 1) -> int:
+def choices_per_prompt(request: GenerationFields, num_prompts: int = 1) -> tuple[int, int]:
+    """(choices to answer with, choices to generate) of each prompt."""
     n = _integer("n", request.n, 1, 1, MAX_CHOICES_PER_PROMPT)
     if n * num_prompts > MAX_CHOICES:
         raise InvalidRequestError(
             f"Invalid value for 'n': {n} choices of {num_prompts} prompts, at most {MAX_CHOICES} in all.", param="n"
         )
     best_of = _integer("best_of", request.best_of, n, n, MAX_CHOICES_PER_PROMPT)
-    if best_of > n:
-        raise unsupported("best_of", "best_of over n")
-    return n
+    if best_of * num_prompts > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"Invalid value for 'best_of': {best_of} choices of {num_prompts} prompts, at most {MAX_CHOICES} in all.",
+            param="best_of",
+        )
+    if best_of > n and request.stream:
+        raise InvalidRequestError("'best_of' over n cannot be streamed.", param="best_of")
+    if request.session_id is not None and best_of * num_prompts > 1:
+        raise InvalidRequestError("A session takes one prompt and one choice at a time.", param="session_id")
+    return n, best_of
 
 
-def priority(request: GenerationFields) -> int:
+def session_id(request: GenerationFields) -> str | None:
+    """InvalidRequestError for an empty or an overlong one."""
+    if request.session_id is not None and not 0 < len(request.session_id) <= MAX_SESSION_ID_CHARS:
+        raise InvalidRequestError(
+            f"Invalid value for 'session_id': must have 1 to {MAX_SESSION_ID_CHARS} characters.", param="session_id"
+        )
+    return request.session_id
+
+
+def priority(request: GenerationFields | EmbeddingRequest) -> int:
     return _integer("priority", request.priority, 0, -_MAX_PRIORITY, _MAX_PRIORITY)
 
 

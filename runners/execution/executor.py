@@ -15,7 +15,8 @@ class Capabilities:
     """What an executor can do; a policy that needs more falls back, with one log line.
 
     `pipeline_depth` is how many launched steps may be uncommitted when the next one is scheduled: 1 where the device
-    feeds its own next step, 0 where launching blocks anyway and running ahead would only waste rows.
+    feeds its own next step, 0 where launching blocks anyway and running ahead would only waste rows. `embed`: EMBED
+    plans are carried out.
     """
 
     wave: bool = True
@@ -23,6 +24,7 @@ class Capabilities:
     overlap: bool = False
     seq: bool = False
     pipeline_depth: int = 0
+    embed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class StepResult:
 
     A request in `failures` has no usable token (its entry in `token_ids` is ignored). `logprobs` and
     `prompt_logprobs` hold entries only for the requests that asked for them. A chunk `start..end` yields the prompt
-    logprobs of tokens `start+1..end` (ids from `SlotInit.token_ids`), as far as those are prompt tokens.
+    logprobs of tokens `start+1..end` (ids from `SlotInit.token_ids`), as far as those are prompt tokens. `pooled` has
+    the embedding of each request of an EMBED plan: float32, little-endian, of length 1.
     """
 
     step_id: int
@@ -39,6 +42,7 @@ class StepResult:
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failures: Mapping[str, OutputError] = field(default_factory=dict)
+    pooled: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class LaunchError(RuntimeError):

@@ -61,6 +61,8 @@ class ModelRunner:
         if sampling and self.grammars.any_active(row_slots):
             self.grammars.start(row_slots)
         hidden = self.decoder.forward(batch, self.cache.layers)
+        if plan.kind is PlanKind.EMBED:
+            return StepResult(plan.step_id, pooled=self._pooled(plan, hidden))
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if not sampling:
             return StepResult(plan.step_id, prompt_logprobs=prompt_logprobs)
@@ -78,8 +80,6 @@ class ModelRunner:
 
     def _apply(self, plan: StepPlan) -> None:
         """Slot inits, block appends, block copies, in this order; all are checked before the first is applied."""
-        if plan.kind is PlanKind.EMBED:
-            raise LaunchError("the torch executor runs no embedding plans")
         if not plan.num_tokens:
             raise LaunchError(f"step {plan.step_id} has no tokens")
         self.slots.check_inits(plan.slot_inits)
@@ -96,6 +96,18 @@ class ModelRunner:
         for append in plan.block_appends:
             self.slots.append_blocks(append)
         self.cache.copy_blocks([(copy.source, copy.target) for copy in plan.block_copies])
+
+    def _pooled(self, plan: StepPlan, hidden: torch.Tensor) -> dict[str, bytes]:
+        """Embedding of each chunk, a whole prompt: the mean of its rows' hidden states or the last one, normalised."""
+        pooled: dict[str, bytes] = {}
+        offset = 0
+        for chunk in plan.chunks:
+            rows = hidden[offset : offset + len(chunk.token_ids)].float()
+            offset += len(chunk.token_ids)
+            vector = rows[-1] if self.slots.sampling[chunk.slot].pooling == "last" else rows.mean(dim=0)
+            vector = torch.nn.functional.normalize(vector, dim=0)
+            pooled[chunk.request_id] = vector.cpu().numpy().astype("<f4").tobytes()
+        return pooled
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[str, tuple[TokenLogprobs, ...]]:
         """Log-probabilities of the prompt tokens that the rows of each chunk predict: those after its first.

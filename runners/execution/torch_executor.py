@@ -39,7 +39,7 @@ class TorchExecutor(Executor):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(wave=True, mix=True, overlap=True, seq=True, pipeline_depth=0)
+        return Capabilities(wave=True, mix=True, overlap=True, seq=True, pipeline_depth=0, embed=True)
 
     def launch(self, plan: StepPlan) -> None:
         """Run the plan. LaunchError when it failed (it may be planned again), DeviceLostError when the GPU is gone."""

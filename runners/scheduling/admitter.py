@@ -34,8 +34,10 @@ class Admitter:
         batch = self._take(now)
         if batch:
             self._row_steps_before = self._stepper.num_row_steps
-        groups = self._policies.wave.group([num_tokens for _, num_tokens in batch])
-        live.prefills.extend([batch[index][0] for index in group] for group in groups)
+        for embeds in (False, True):  # an embedding's pass gives no tokens: it is a launch of its own
+            part = [entry for entry in batch if bool(entry[0].params.pooling) is embeds]
+            groups = self._policies.wave.group([num_tokens for _, num_tokens in part])
+            live.prefills.extend([part[index][0] for index in group] for group in groups)
 
     def _take(self, now: float) -> list[tuple[Request, int]]:
         """(request, tokens to compute) of those that got slot and blocks; stops at the first that gets none."""
@@ -49,7 +51,7 @@ class Admitter:
             if not live.fits(request, now):
                 continue
             num_tokens = len(request.token_ids) - live.num_cached(request)
-            if self._becomes_cursor(num_tokens):
+            if not request.params.pooling and self._becomes_cursor(num_tokens):
                 live.take_slot(request, highest=True, num_tokens=num_tokens)
                 live.cursors.append(request)
                 self._admission.reset_hold()

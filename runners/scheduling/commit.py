@@ -72,7 +72,8 @@ def _commit_chunks(live: LiveSet, record: StepRecord, result: StepResult, now: f
             request.decoding = request.status is not RequestStatus.WAITING
             appended += _append_token(live, request, token_id, result, now)
         elif end == len(request.token_ids):
-            _emit(live, request, b"", None, FinishReason.LENGTH)
+            embedding = result.pooled.get(request.request_id, b"")
+            _emit(live, request, b"", None, FinishReason.LENGTH, embedding)
             live.finish(request, now)
     return appended
 
@@ -112,6 +113,7 @@ def _emit(
     token_ids: bytes,
     logprobs: list[TokenLogprobs] | None,
     reason: FinishReason | None,
+    embedding: bytes = b"",
 ) -> None:
     """An output; a request's first one also says what came from the cache, and brings the prompt's logprobs."""
     first = not request.started
@@ -124,5 +126,6 @@ def _emit(
             logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs if first else None,
             cached_tokens=(request.cached_tokens or 0) if first else 0,
+            embedding=embedding,
         )
     )

@@ -75,6 +75,7 @@ class Scheduler:
         self.uncommitted: deque[StepRecord] = deque()
         self.flight_records: dict[int, StepRecord] = {}
         self._depth = capabilities.pipeline_depth
+        self._embeds = capabilities.embed
         self._admission = AdmissionPolicy(self.policies.admission)
         self._deadlines = Deadlines()
         self._notices = list(self.policies.notices)
@@ -94,11 +95,14 @@ class Scheduler:
                 raise RateLimitError(f"The queue is full: {len(live.waiting)} requests are waiting.")
             if message.request_id in live.requests:
                 raise InvalidRequestError(f"A request {message.request_id!r} is being served already.")
+            if message.params.pooling and not self._embeds:
+                raise InvalidRequestError("This executor computes no embeddings.", code="invalid_request")
             request = make_request(message, self.cache, self.limits, now)
         except WavelaneError as error:
             live.outputs.append(RequestOutput(message.request_id, error=_output_error(error)))
             return
-        if not (request.wants_tokens or request.session is not None or request.prompt_logprobs is not None):
+        wants_prompt = request.session is not None or not request.may_use_cache
+        if not (request.wants_tokens or wants_prompt):
             live.outputs.append(RequestOutput(request.request_id, finish_reason=FinishReason.LENGTH))
             return
         self._admission.arrived(now, engine_idle=not live.requests and not live.flights)

@@ -66,6 +66,8 @@ class Stepper:
 
     def _prefill_step(self) -> Launch:
         group = self._live.prefills[0]
+        if group[0].params.pooling:
+            return self._builder.build(PlanKind.EMBED, (), [(request, len(request.token_ids)) for request in group])
         if len(group) > 1:
             return self._builder.build(PlanKind.WAVE, (), [(request, len(request.token_ids)) for request in group])
         end = self._piece_end(group[0])

@@ -223,8 +223,6 @@ async def test_row_35_unknown_model(server: Server) -> None:
 
 UNSUPPORTED = [
     (COMPLETIONS, "suffix", " end"),
-    (COMPLETIONS, "best_of", 3),
-    (CHAT, "session_id", "s"),
 ]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from runners.errors import EngineUnavailableError, WavelaneError
-from runners.messages import EngineStats, ModelInfo, TokenLogprobs
+from runners.errors import ConflictError, EngineUnavailableError, NotFoundError, WavelaneError
+from runners.messages import EngineStats, ModelInfo, SessionFacts, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
 from runners.request_stream import OutputChunk
 
@@ -46,6 +47,11 @@ class State:
     since: float = field(default_factory=time.monotonic)
 
 
+def embedding(prompt_ids: Sequence[int]) -> bytes:
+    """What the scripted engine pools out of a prompt: three numbers."""
+    return array("f", [float(len(prompt_ids)), float(prompt_ids[0]), 0.5]).tobytes()
+
+
 @dataclass
 class Reply:
     """What the engine will say to one request.
@@ -74,6 +80,8 @@ class Submission:
     priority: int
     deadline_s: float | None
     cache_salt: str
+    session_id: str | None = None
+    append_to_session: bool = False
     is_aborted: bool = False
     kept_tokens: int | None = None
     tokens_read: int = 0
@@ -114,6 +122,8 @@ class ScriptedStream:
         if reply.gate is not None:
             await reply.gate.wait()
         ids, reason = self._generated()
+        if not ids and reply.error is not None:
+            raise reply.error
         step = reply.tokens_per_chunk
         for start in range(0, max(len(ids), 1), step):
             await asyncio.sleep(0)
@@ -128,6 +138,7 @@ class ScriptedStream:
                 None if params.logprobs is None else [self._logprobs(i, params.logprobs) for i in part],
                 self._prompt_logprobs() if start == 0 else None,
                 reply.cached_tokens if start == 0 else 0,
+                embedding(self._submission.prompt_ids) if params.pooling else b"",
             )
         if reply.error is not None:
             raise reply.error
@@ -158,9 +169,20 @@ class ScriptedEngine:
         self.state = State()
         self.stats = EngineStats()
         self.submissions: list[Submission] = []
+        self.known_sessions: dict[str, SessionFacts] = {}
         self.submit_error: WavelaneError | None = None
         self.refuse_after: int | None = None
         self.submitted = asyncio.Event()
+
+    async def sessions(self, model: str, session_id: str | None = None, *, delete: bool = False) -> list[SessionFacts]:
+        if session_id is not None and session_id not in self.known_sessions:
+            raise NotFoundError(f"no session {session_id!r}", code="session_not_found")
+        found = [facts for name, facts in self.known_sessions.items() if session_id in (None, name)]
+        if delete and found[0].busy:
+            raise ConflictError("in use", code="session_busy")
+        if delete and session_id is not None:
+            del self.known_sessions[session_id]
+        return found
 
     @property
     def is_ready(self) -> bool:
@@ -184,7 +206,9 @@ class ScriptedEngine:
             raise EngineUnavailableError(f"The engine is not ready: {self.state.phase}.")
         if self.submit_error is not None and len(self.submissions) >= (self.refuse_after or 0):
             raise self.submit_error
-        submission = Submission(model, prompt_ids, params, request_id, priority, deadline_s, cache_salt)
+        submission = Submission(
+            model, prompt_ids, params, request_id, priority, deadline_s, cache_salt, session_id, append_to_session
+        )
         self.submissions.append(submission)
         self.submitted.set()
         reply = self.reply(prompt_ids, params) if callable(self.reply) else self.reply

@@ -218,7 +218,6 @@ def test_nan_in_one_row_fails_that_request_alone(decoder: Decoder) -> None:
         ({"block_appends": (BlockAppend(31, 1, (400,)),)}, "block 400 is outside the pool of 400"),
         ({"block_appends": (BlockAppend(31, 15, (1, 2)),)}, "lie outside a table of 32 slots with 16 blocks"),
         ({"block_copies": (BlockCopy(0, 400),)}, "400"),
-        ({"kind": PlanKind.EMBED}, "embedding"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused_and_changes_nothing(

@@ -1,0 +1,44 @@
+"""`/v1/sessions`: the conversations whose KV the engine keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runners.api.endpoint import Endpoint, Exchange
+from runners.messages import SessionFacts
+
+
+class Sessions(Endpoint):
+    """The list, or one session; DELETE forgets it. 404 for an unknown one, 409 while a request has it."""
+
+    methods = ("GET", "HEAD", "DELETE")
+
+    async def handle(self, exchange: Exchange) -> None:
+        session_id: str | None = exchange.scope["path_params"].get("session_id")
+        delete = exchange.scope["method"] == "DELETE"
+        if session_id is None:
+            self.require_method(exchange, "GET", "HEAD")
+        model, _ = self.model(None)
+        found = await self.engine.sessions(model, session_id, delete=delete)
+        if session_id is None:
+            answer: dict[str, Any] = {"object": "list", "data": [_session_object(facts) for facts in found]}
+        elif delete:
+            answer = {"id": session_id, "object": "session.deleted", "deleted": True}
+        else:
+            answer = _session_object(found[0])
+        await exchange.reply(msgspec.json.encode(answer))
+
+
+def _session_object(facts: SessionFacts) -> dict[str, Any]:
+    return {
+        "id": facts.session_id,
+        "object": "session",
+        "tokens": facts.num_tokens,
+        "blocks": facts.num_blocks,
+        "turns": facts.num_turns,
+        "busy": facts.busy,
+        "idle_s": round(facts.idle_s, 3),
+        "expires_in_s": None if facts.expires_in_s is None else round(facts.expires_in_s, 3),
+    }
