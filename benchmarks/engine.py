@@ -103,6 +103,12 @@ class InProcessEngine:
         self._executor = executor
         self._depth = executor.capabilities.pipeline_depth
         self._num_requests = 0
+        self.steps: list[tuple[str, int, int, float, float, float]] = []
+
+    def prepare(self) -> None:
+        """What an engine without work does after a moment."""
+        while self._executor.use_idle_time():
+            pass
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[float, Events, float]:
         """(start, events, end) of a burst of requests [seconds of the performance counter]."""
@@ -119,13 +125,16 @@ class InProcessEngine:
 
     def _turn(self, events: Events) -> None:
         scheduler, executor = self._scheduler, self._executor
+        began = time.perf_counter()
         plan = scheduler.schedule(time.monotonic())
+        scheduled = launched = time.perf_counter()
         if isinstance(plan, StepPlan):
             try:
                 executor.launch(plan)
             except LaunchError as error:
                 logging.warning("step %d: %s", plan.step_id, error)
                 scheduler.launch_failed(plan, OutputError(str(error), "request_failed"), time.monotonic())
+            launched = time.perf_counter()
             if scheduler.num_uncommitted > self._depth:
                 scheduler.commit(executor.collect(), executor.completed_flights(), time.monotonic())
         elif scheduler.num_uncommitted > 0:
@@ -133,6 +142,9 @@ class InProcessEngine:
         elif scheduler.num_flights > 0:
             scheduler.commit(None, executor.completed_flights(), time.monotonic())
         now = time.perf_counter()
+        if isinstance(plan, StepPlan):
+            times = (scheduled - began, launched - scheduled, now - launched)
+            self.steps.append((plan.kind.value, len(plan.decode_rows), plan.num_tokens, *times))
         for output in scheduler.take_outputs():
             if output.error is not None:
                 raise RuntimeError(f"request {output.request_id}: {output.error.message}")
@@ -188,6 +200,9 @@ def main() -> None:
     parser.add_argument("--max-context", type=int, default=8192)
     parser.add_argument("--gpu-fraction", type=float, default=0.85)
     parser.add_argument("--sampled", action="store_true")
+    parser.add_argument(
+        "--steps", help="write kind, rows, tokens, and seconds to schedule, launch and read of each step"
+    )
     parser.add_argument("--profile-steps", help="write a torch profile of one more run of the last case")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
@@ -200,6 +215,9 @@ def main() -> None:
     engine = InProcessEngine(profile, executor, pool, min(arguments.max_context, decoder.max_context))
     drawn = {"temperature": 0.7, "top_p": 0.9, "seed": 1} if arguments.sampled else {"temperature": 0.0}
     params = SamplingParams(max_tokens=arguments.max_tokens, ignore_eos=True, **drawn)
+    started = time.perf_counter()
+    engine.prepare()
+    print(json.dumps({"event": "idle_work_done", "idle_s": round(time.perf_counter() - started, 2)}), flush=True)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -207,15 +225,23 @@ def main() -> None:
         for batch in map(int, arguments.batch.split(",")):
             vocab_size = decoder.config.vocab_size
             for number in range(arguments.warmup):
-                engine.run(make_prompts(batch, length, vocab_size, 10_000 + number), params)
+                seed = 10_000_000 + 1000 * batch + length + number
+                engine.run(make_prompts(batch, length, vocab_size, seed), params)
+                engine.prepare()
             for repetition in range(arguments.repeat):
                 gc.collect(0)
+                engine.steps.clear()
                 seed = arguments.seed + 17 * repetition + 1000 * batch + length
                 start, events, end = engine.run(make_prompts(batch, length, vocab_size, seed), params)
                 case = {"engine": "wavelane", "batch": batch, "prompt_len": length, "max_tokens": arguments.max_tokens}
                 if arguments.sampled:
                     case["sampled"] = True
                 print(json.dumps(summarize(case | {"rep": repetition}, start, events, end)), flush=True)
+                if arguments.steps:
+                    with Path(arguments.steps).open("a") as file:
+                        for kind, rows, tokens, *seconds in engine.steps:
+                            parts = " ".join(f"{each * 1e3:.3f}" for each in seconds)
+                            print(f"{batch}x{length}/{repetition} {kind} {rows} {tokens} {parts}", file=file)
     if arguments.profile_steps:
         with torch.profiler.profile() as trace:
             engine.run(make_prompts(batch, length, vocab_size, 77), params)

@@ -250,18 +250,20 @@ def fused_linear(
     activation: str = "",
     out_dtype: torch.dtype | None = None,
     feeds_attention: bool = False,
+    residual_is_spent: bool = False,
 ) -> Tensor:
     """activation(rms_norm(x) Wᵀ + bias) + residual, each neighbour only where it is given: x [T, in] → [T, features].
 
     weight is a plain [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh".
     residual [T, features]. `out_dtype` None is the dtype of x; float32 keeps what the sum had.
     `feeds_attention`: the next op on this device is `rotary_decode_attention` with `follows_linear`, which may then
-    read the cache and the tables before this op has ended.
+    read the cache and the tables before this op has ended. `residual_is_spent`: nobody reads `residual` afterwards, so
+    the result may take its place.
     """
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"fused_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
     neighbours = (bias, norm_weight, eps, residual, activation)
-    return run("fused_linear", x.device.type, x, weight, *neighbours, out_dtype, feeds_attention)
+    return run("fused_linear", x.device.type, x, weight, *neighbours, out_dtype, feeds_attention, residual_is_spent)
 
 
 def logits(hidden: Tensor, weight: LinearWeight, soft_cap: float | None = None) -> Tensor:

@@ -55,6 +55,8 @@ _FLIGHT_POLL_S = 0.0005
 # The I/O thread waits this long at most for the interpreter lock while the loop runs Python (default: 5 ms).
 _SWITCH_INTERVAL_S = 0.0005
 _FRONT_END_TIMEOUT_S = 10.0
+# An engine without work for this long prepares what it may need: a piece takes about as long, and delays who comes.
+_IDLE_BEFORE_PREPARING_S = 0.02
 
 
 class StepClock:
@@ -115,6 +117,7 @@ class EngineCore:
         self._pipeline_depth = executor.capabilities.pipeline_depth
         self._clock = StepClock(io.vitals, hung_factor, hung_min_s)
         self._is_stopping = False
+        self._has_idle_work = True
         self._next_stats = 0.0
         self._next_garbage = time.monotonic() + _COLLECT_GARBAGE_INTERVAL_S
 
@@ -224,10 +227,15 @@ class EngineCore:
             self._clock.idle()
             self._update_stats()
             timeout_s = None if plan.until is None else max(0.0, plan.until - time.monotonic())
+        if timeout_s is None and self._has_idle_work:
+            timeout_s = _IDLE_BEFORE_PREPARING_S
         try:
             message = self._io.inbox.get(timeout=timeout_s)
         except queue.Empty:
+            if timeout_s == _IDLE_BEFORE_PREPARING_S:
+                self._has_idle_work = self._executor.use_idle_time()
             return
+        self._has_idle_work = True
         self._receive(message)
 
     def _end_everything(self, reason: str) -> None:

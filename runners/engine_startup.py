@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import os
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from configs.schema import ModelSection, Profile
 from runners.engine_settings import EngineSettings
+from runners.errors import StartupError
 from runners.execution.cost_model import CostModel
 from runners.execution.executor import Executor
 from runners.execution.simulated import RealTimeClock, SimulatedExecutor
 from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.cache_manager import CacheManager
-from runners.kv_cache.sizing import PoolSize, format_bytes, kv_block_bytes, size_pool
+from runners.kv_cache.sizing import DeviceMemory, PoolSize, format_bytes, kv_block_bytes, size_pool
 from runners.loading.sources import resolve_source, served_name
 from runners.messages import ModelInfo
 from runners.request import SamplingParams
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from runners.loading.checkpoint import Checkpoint
+    from runners.models.decoder import Decoder
 
 logger = logging.getLogger("runners.engine_startup")
 
@@ -125,8 +128,6 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
     report("loading", path.name, None)
     import torch
 
-    from runners.execution.torch_executor import TorchExecutor
-    from runners.kv_cache.device_cache import DeviceCache, device_memory
     from runners.loading.checkpoint import open_checkpoint
     from runners.models.builder import build_decoder
     from runners.text.assets import load_text, read_end_tokens
@@ -141,22 +142,11 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
     decoder = build_decoder(
         checkpoint, dtype=model.dtype, device=device, quantization=model.quantization, max_context=max_context
     )
-    pool = size_pool(
-        block_bytes=kv_block_bytes(config, profile.kv.block_tokens, decoder.dtype.itemsize),
-        block_tokens=profile.kv.block_tokens,
-        max_context=max_context,
-        memory=device_memory(device),
-        **profile.kv.pool.model_dump(),
-    )
     grammars = GrammarCompiler(lambda: load_text(path, override).tokenizer, config.vocab_size, eos_token_ids)
-    executor = TorchExecutor(
-        decoder,
-        DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device),
-        slots=profile.engine.slots,
-        max_context=max_context,
-        eos_token_ids=eos_token_ids,
-        grammars=grammars,
-    )
+    report("warming", names_of(model)[0], None)
+    is_cuda = _takes_cuda_executor(profile.engine.executor, device)
+    make_executor = _make_cuda_executor if is_cuda else _make_torch_executor
+    executor, pool = make_executor(profile, decoder, max_context, eos_token_ids, grammars)
     info = ModelInfo(
         served_names=names_of(model),
         source=model.source,
@@ -170,16 +160,74 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
         parameters=sum(math.prod(checkpoint.get(name).shape) for name in checkpoint.names()),
         weight_bytes=decoder.weight_bytes,
         device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-        executor="torch",
+        executor="cuda" if is_cuda else "torch",
         slots=profile.engine.slots,
         block_tokens=pool.block_tokens,
         total_blocks=pool.num_blocks,
         kv_bytes=pool.pool_bytes,
         peak_concurrency=pool.peak_concurrency,
     )
-    report("warming", info.served_names[0], None)
     _warm_up(executor)
     return _assemble(profile, executor, info, grammars)
+
+
+def _takes_cuda_executor(name: str, device: torch.device) -> bool:
+    """StartupError where the `cuda` executor is asked for by name on another device, or without Triton."""
+    has_triton = importlib.util.find_spec("triton") is not None
+    if name == "cuda" and (device.type != "cuda" or not has_triton):
+        reason = "Triton is not installed" if device.type == "cuda" else f"the device is {device}"
+        raise StartupError(f"engine.executor: cuda needs a CUDA device and Triton, but {reason}")
+    return name in ("cuda", "auto") and device.type == "cuda" and has_triton
+
+
+def _make_torch_executor(
+    profile: Profile, decoder: Decoder, max_context: int, eos_token_ids: list[int], grammars: GrammarCompiler
+) -> tuple[Executor, PoolSize]:
+    from runners.execution.torch_executor import TorchExecutor
+    from runners.kv_cache.device_cache import DeviceCache, device_memory
+
+    pool = _size_pool(profile, decoder, max_context, device_memory(decoder.device))
+    cache = DeviceCache(decoder.config, pool.num_blocks, pool.block_tokens, decoder.dtype, decoder.device)
+    executor = TorchExecutor(
+        decoder,
+        cache,
+        slots=profile.engine.slots,
+        max_context=max_context,
+        eos_token_ids=eos_token_ids,
+        grammars=grammars,
+    )
+    return executor, pool
+
+
+def _make_cuda_executor(
+    profile: Profile, decoder: Decoder, max_context: int, eos_token_ids: list[int], grammars: GrammarCompiler
+) -> tuple[Executor, PoolSize]:
+    from runners.execution.cuda_loading import load_cuda_executor
+
+    slots = profile.engine.slots
+    # A prompt without cursor goes in one pass; waves and mixed steps have budgets of their own.
+    longest_prompt = min(max_context, profile.chunk.tokens or profile.wave.max_rows, profile.wave.max_rows)
+    wave_tokens = profile.wave.sub_wave * profile.wave.max_prompt_tokens
+    return load_cuda_executor(
+        decoder,
+        lambda memory: _size_pool(profile, decoder, max_context, memory),
+        slots=slots,
+        max_context=max_context,
+        max_step_tokens=max(longest_prompt, min(wave_tokens, profile.wave.max_rows), profile.mix.token_budget + slots),
+        eos_token_ids=eos_token_ids,
+        grammars=grammars,
+        capture_at_start=profile.decode.capture_at_start == "common",
+    )
+
+
+def _size_pool(profile: Profile, decoder: Decoder, max_context: int, memory: DeviceMemory | None) -> PoolSize:
+    return size_pool(
+        block_bytes=kv_block_bytes(decoder.config, profile.kv.block_tokens, decoder.dtype.itemsize),
+        block_tokens=profile.kv.block_tokens,
+        max_context=max_context,
+        memory=memory,
+        **profile.kv.pool.model_dump(),
+    )
 
 
 def _use_cores(profile: Profile) -> None:

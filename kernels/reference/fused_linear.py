@@ -17,6 +17,7 @@ def fused_linear(
     activation: str = "",
     out_dtype: torch.dtype | None = None,
     feeds_attention: bool = False,
+    residual_is_spent: bool = False,
 ) -> torch.Tensor:
     """x [T, in] → [T, features] in `out_dtype` (None: that of x; float32 gives logits, not rounded on the way).
 

@@ -7,32 +7,36 @@ unless a row has a grammar. A decode step finds its tokens and positions where t
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from kernels import ops
 from kernels.arrival_counters import separate_counters
 from runners.execution.device_sampler import DeviceSampler
 from runners.execution.device_slots import DeviceSlots
 from runners.execution.device_streams import DeviceStreams
 from runners.execution.executor import Capabilities, DeviceLostError, Executor, LaunchError, StepResult
 from runners.execution.grammar_slots import GrammarSlots
-from runners.execution.model_runner import LOGPROB_ROWS
+from runners.execution.hidden_results import HiddenResults
+from runners.execution.packed_step import padding_words
 from runners.execution.plan_upload import PlanUpload
 from runners.execution.planned_step import PlannedStep, plan_step
 from runners.execution.step_graphs import StepGraphs
-from runners.execution.step_keys import GREEDY, PackedKey, StepKey, width_bucket
+from runners.execution.step_keys import GREEDY, DecodeKey, PackedKey, StepKey, width_bucket
 from runners.execution.step_program import StepProgram
-from runners.execution.step_results import PendingStep, PromptLogprobs, SampledRow
+from runners.execution.step_results import PendingStep, SampledRow
 from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.device_cache import DeviceCache
 from runners.models.decoder import Decoder
 from runners.models.fused_forward import choose_forward
 from runners.scheduling.scheduler_output import DecodeRow, PlanKind, PrefillChunk, StepPlan
+
+logger = logging.getLogger(__name__)
 
 Masks = tuple[torch.Tensor, torch.Tensor]
 
@@ -67,13 +71,15 @@ class CudaExecutor(Executor):
         self._grammars = GrammarSlots(grammars, slots, vocab_size)
         self._program = StepProgram(choose_forward(decoder), cache, self._slots, self._sampler)
         self._upload = PlanUpload(streams, self._slots, self._sampler, cache)
+        self._hidden = HiddenResults(self._program.forward, streams, self._slots.table)
         self._steps: deque[PendingStep] = deque()
         self._flights: list[tuple[int, PendingStep]] = []
+        self._capture_later: deque[StepKey] = deque()
         self._is_closed = False
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(wave=True, mix=True, overlap=True, seq=True, pipeline_depth=1)
+        return Capabilities(wave=True, mix=True, overlap=True, seq=True, pipeline_depth=1, embed=True)
 
     # --- the contract ----------------------------------------------------------------------------------------------
 
@@ -116,13 +122,42 @@ class CudaExecutor(Executor):
         self._graphs.close()
         self._grammars.close()
 
+    def use_idle_time(self) -> bool:
+        """Capture one more graph: of a step that has run once, else the next of `capture_later`."""
+        ran_once = [key for key in self._graphs.uncaptured() if isinstance(key, DecodeKey | PackedKey)]
+        if not ran_once and not self._capture_later:
+            return False
+        key = ran_once[0] if ran_once else self._capture_later.popleft()
+        try:
+            self.warm_up([key])
+        except torch.OutOfMemoryError as error:
+            logger.warning("no memory for more graphs: %s", error)
+            self._capture_later.clear()
+            return False
+        except Exception as error:
+            self._raise_if_lost(error)
+            raise
+        return True
+
+    def capture_later(self, keys: Iterable[StepKey]) -> None:
+        """Graphs to capture while idle, in this order."""
+        self._capture_later.extend(keys)
+
     @torch.inference_mode()
-    def warm_up(self, keys: Sequence[StepKey]) -> None:
+    def warm_up(self, keys: Iterable[StepKey]) -> None:
         """Capture the graphs of these keys with rows that are all padding. Nothing may be in flight."""
         with self._streams.on_main():
             for key in keys:
                 words = self._upload.padding(key)
-                self._graphs.prepare(key, lambda key=key, words=words: self._program.step(key, words))  # type: ignore[misc]
+                self._graphs.prepare(key, functools.partial(self._program.step, key, words))
+            self._streams.fence().wait()
+
+    @torch.inference_mode()
+    def compile(self, keys: Iterable[PackedKey]) -> None:
+        """Run passes of padding that are in no buckets, so that their kernels are there when they are needed."""
+        with self._streams.on_main():
+            for key in keys:
+                self._program.step(key, self._streams.upload(padding_words(key, self._slots.padding_slot)))
             self._streams.fence().wait()
 
     # --- launching -------------------------------------------------------------------------------------------------
@@ -157,7 +192,10 @@ class CudaExecutor(Executor):
 
     def _run_eagerly(self, step: PlannedStep, words: torch.Tensor) -> PendingStep:
         scored = self._program.score(step.key, words)
-        prompt_logprobs = self._prompt_logprobs(step, scored[3]) if step.plan.chunks else []
+        if step.plan.kind is PlanKind.EMBED:
+            pooled = self._hidden.pooled(step.plan, step.key, scored[3])
+            return PendingStep(step.plan.step_id, [], None, self._streams.fence(), pooled=pooled)
+        prompt_logprobs = self._hidden.prompt_logprobs(step.plan, step.key, scored[3])
         pending = self._choose(step, scored) if step.key.samples else self._pending(step, ())
         pending.prompt_logprobs = prompt_logprobs
         return pending
@@ -185,8 +223,6 @@ class CudaExecutor(Executor):
 
     def _check(self, plan: StepPlan) -> None:
         """Everything that can be checked before anything changes."""
-        if plan.kind is PlanKind.EMBED:
-            raise LaunchError("the cuda executor runs no embedding plans")
         if not plan.num_tokens:
             raise LaunchError(f"step {plan.step_id} has no tokens")
         table = self._slots.table
@@ -200,7 +236,7 @@ class CudaExecutor(Executor):
             if not (0 <= copy.source < table.pool_blocks and 0 <= copy.target < table.pool_blocks):
                 raise LaunchError(f"block copy {copy.source} to {copy.target} leaves the pool of {table.pool_blocks}")
 
-    # --- grammars and prompt log-probabilities ---------------------------------------------------------------------
+    # --- grammars --------------------------------------------------------------------------------------------------
 
     def _follow_grammars(self) -> None:
         """Show every matcher the tokens of the steps under way; waits for those steps that have any."""
@@ -230,29 +266,6 @@ class CudaExecutor(Executor):
         rows = np.array(step.rows, dtype=np.int32)[found.rows]
         words = self._streams.upload(np.concatenate([rows, found.bits.ravel()]))
         return (words[: len(rows)].long(), words[len(rows) :].view(found.bits.shape)), found.failures
-
-    def _prompt_logprobs(self, step: PlannedStep, hidden: torch.Tensor) -> list[PromptLogprobs]:
-        """Of the prompt tokens that the rows of each chunk predict: a chunk from s to e reports s + 1 to e."""
-        assert isinstance(step.key, PackedKey)
-        found: list[PromptLogprobs] = []
-        table, row = self._slots.table, step.key.rows
-        for chunk in step.plan.chunks:
-            first_row, row = row, row + len(chunk.token_ids)
-            num_top = table.sampling[chunk.slot].prompt_logprobs
-            if num_top is None:
-                continue
-            end = min(chunk.end + 1, int(table.num_prompt_tokens[chunk.slot]))
-            targets = table.token_ids[chunk.slot][chunk.start + 1 : end]
-            if not targets:
-                empty = torch.empty(0)
-                found.append(PromptLogprobs(chunk.request_id, (), num_top, empty, empty, empty))
-            for start in range(0, len(targets), LOGPROB_ROWS):
-                ids = targets[start : start + LOGPROB_ROWS]
-                on_device = self._streams.upload(np.array(ids, dtype=np.int32)).long()
-                logits = self._program.forward.logits(hidden[first_row + start : first_row + start + len(ids)])
-                parts = [self._streams.download(part) for part in ops.top_logprobs(logits, on_device, num_top)]
-                found.append(PromptLogprobs(chunk.request_id, ids, num_top, parts[0], parts[1], parts[2]))
-        return found
 
     # --- reading and faults ----------------------------------------------------------------------------------------
 

@@ -12,7 +12,16 @@ from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.device_streams import CudaStreams
 from runners.execution.step_graphs import CapturedSteps
-from runners.execution.step_keys import DecodeKey, PackedKey, StepKey, context_bucket, token_bucket
+from runners.execution.step_keys import (
+    MAX_GRAPH_TOKENS,
+    DecodeKey,
+    PackedKey,
+    StepKey,
+    context_bucket,
+    next_power_of_two,
+    token_bucket,
+    width_bucket,
+)
 from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.device_cache import DeviceCache
 from runners.kv_cache.sizing import DeviceMemory, PoolSize
@@ -22,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 COMMON_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 COMMON_CONTEXTS = (256, 512, 1024, 2048, 4096)
-COMMON_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512)
+COMMON_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512, 1024)
+# Prompts of one wave, and their tokens together.
+COMMON_WAVES = ((8, 128), (8, 192), (8, 256), (16, 256), (16, 384), (32, 512), (32, 768), (32, 1024))
 
 
 def common_keys(slots: int, max_context: int) -> list[StepKey]:
@@ -31,11 +42,31 @@ def common_keys(slots: int, max_context: int) -> list[StepKey]:
     keys: list[StepKey] = [
         DecodeKey(width, context) for width in COMMON_WIDTHS if width <= slots for context in contexts
     ]
+    short = context_bucket(1, max_context)
     for length in COMMON_PROMPTS:
         if length <= max_context:
             tokens = token_bucket(length)
-            longest = 1 << (tokens - 1).bit_length()
+            longest = next_power_of_two(tokens)
             keys.append(PackedKey(tokens, 0, 1, longest, context_bucket(tokens, max_context)))
+    keys += [PackedKey(tokens, 0, prompts, 32, short) for prompts, tokens in COMMON_WAVES if prompts <= slots]
+    return keys
+
+
+def later_keys(slots: int, max_context: int) -> list[StepKey]:
+    """Greedy decode steps of every width; those of `common_keys` are among them."""
+    contexts = sorted({context_bucket(length, max_context) for length in COMMON_CONTEXTS})
+    widths = sorted({width_bucket(width) for width in range(1, slots + 1)})
+    return [DecodeKey(width, context) for context in contexts for width in widths]
+
+
+def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[PackedKey]:
+    """Long passes, which stay eager: a prompt alone, short prompts together, each beside decode rows and without."""
+    longest = min(token_budget, max_context)
+    keys = []
+    for rows in (0, min(8, slots)):
+        for sequences, query in ((1, longest), (8, min(128, longest)), (8, 32)):
+            tokens = max(longest, MAX_GRAPH_TOKENS + 1)
+            keys.append(PackedKey(rows + tokens, rows, rows + sequences, query, context_bucket(longest, max_context)))
     return keys
 
 
@@ -54,7 +85,8 @@ def load_cuda_executor(
     """An executor on the decoder's GPU and its KV pool.
 
     `size_pool_for` gets the device's memory, what steps will need counted as used; `used_before` bytes were taken
-    before the weights came. `capture_at_start` captures the common graphs; the others follow as they are needed.
+    before the weights came. `capture_at_start` captures the common graphs; the others follow in idle time, or as they
+    are needed.
     """
     device, config = decoder.device, decoder.config
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -75,6 +107,9 @@ def load_cuda_executor(
     started = time.perf_counter()
     keys = common_keys(slots, max_context)
     executor.warm_up(keys if capture_at_start else keys[:1])
+    executor.compile(uncaptured_passes(slots, max_context, max_step_tokens))
+    if capture_at_start:
+        executor.capture_later(later_keys(slots, max_context))
     logger.info("captured %d graphs in %.1f s", graphs.num_graphs, time.perf_counter() - started)
     logger.info("%s", MemoryAccount.read(device, decoder.weight_bytes, pool.pool_bytes, used_before))
     return executor, pool

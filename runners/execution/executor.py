@@ -76,6 +76,10 @@ class Executor(abc.ABC):
         """(flight_id, result) of every overlap prefill that has completed since the last call."""
         return ()
 
+    def use_idle_time(self) -> bool:
+        """A short piece of preparation, asked for while nothing is in flight and nobody waits; False: nothing to do."""
+        return False
+
     @abc.abstractmethod
     def close(self) -> None:
         """Free the device. Nothing may be launched afterwards."""

@@ -12,7 +12,7 @@ from runners.execution.device_slots import DeviceSlots
 from runners.execution.input_batch import check_capacity
 from runners.execution.packed_step import num_packed_words, pack_step
 from runners.execution.step_keys import DecodeKey, StepKey, context_bucket, packed_key, width_bucket
-from runners.scheduling.scheduler_output import DecodeRow, PrefillChunk, StepPlan
+from runners.scheduling.scheduler_output import DecodeRow, PlanKind, PrefillChunk, StepPlan
 
 _NO_WORDS = np.empty(0, dtype=np.int32)
 
@@ -63,5 +63,10 @@ def plan_step(
     pack_step(plan, slots, key, block_tokens, vocab_size, words)
     result_rows = list(range(len(rows)))
     result_rows += [key.rows + number for number, chunk in enumerate(chunks) if chunk.samples]
-    in_graph = in_buckets and all(slots.table.sampling[chunk.slot].prompt_logprobs is None for chunk in chunks)
+    wants_hidden = plan.kind is PlanKind.EMBED
+    in_graph = (
+        in_buckets
+        and not wants_hidden
+        and all(slots.table.sampling[chunk.slot].prompt_logprobs is None for chunk in chunks)
+    )
     return PlannedStep(plan, key, in_graph, words, parts, result_rows, part_slots, part_ends)

@@ -32,6 +32,10 @@ class StepGraphs(Protocol):
         """Make sure that the next `run` of the key is as fast as any. Runs the body, which must be harmless."""
         ...
 
+    def uncaptured(self) -> list[Hashable]:
+        """Keys that ran once and would be captured at their next run, oldest first."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -45,6 +49,9 @@ class EagerSteps:
 
     def prepare(self, key: Hashable, body: Body) -> None:
         body()
+
+    def uncaptured(self) -> list[Hashable]:
+        return []
 
     def close(self) -> None:
         return
@@ -62,17 +69,19 @@ class CapturedSteps:
         self.num_graphs = 0
         self.capture_s = 0.0
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensors] | None] = {}
-        self._seen: set[Hashable] = set()
+        self._seen: dict[Hashable, None] = {}  # in order; captured keys have left
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def run(self, key: Hashable, body: Body) -> Tensors:
         entry = self._graphs.get(key)
         if entry is None:
-            if key in self._graphs or key not in self._seen:
-                self._seen.add(key)
+            if key in self._graphs:
                 return body()
-            entry = self._graphs[key] = self._capture(key, body)
+            if key not in self._seen:
+                self._seen[key] = None
+                return body()
+            entry = self._capture(key, body)
             if entry is None:
                 return body()
         graph, result = entry
@@ -80,16 +89,24 @@ class CapturedSteps:
         return result
 
     def prepare(self, key: Hashable, body: Body) -> None:
+        if key in self._graphs:
+            return
         if key not in self._seen:
-            self._seen.add(key)
             body()
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(key, body)
+        self._capture(key, body)
+
+    def uncaptured(self) -> list[Hashable]:
+        return list(self._seen)
 
     def close(self) -> None:
         self._graphs.clear()
 
     def _capture(self, key: Hashable, body: Body) -> tuple[torch.cuda.CUDAGraph, Tensors] | None:
+        self._seen.pop(key, None)
+        entry = self._graphs[key] = self._captured(key, body)
+        return entry
+
+    def _captured(self, key: Hashable, body: Body) -> tuple[torch.cuda.CUDAGraph, Tensors] | None:
         if self.num_graphs >= MAX_GRAPHS:
             return None
         started = time.perf_counter()

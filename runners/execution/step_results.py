@@ -57,6 +57,7 @@ class PendingStep:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     grammar_slots: NDArray[np.int64] | None = None
     grammar_failures: dict[int, str] = field(default_factory=dict)
+    pooled: dict[str, torch.Tensor] = field(default_factory=dict)
     _result: StepResult | None = None
 
     def result(self) -> StepResult:
@@ -71,7 +72,8 @@ class PendingStep:
         for part in self.prompt_logprobs:
             prompt_logprobs[part.request_id] = (*prompt_logprobs.get(part.request_id, ()), *part.entries())
         if self.host is None or not self.rows:
-            return StepResult(self.step_id, prompt_logprobs=prompt_logprobs)
+            pooled = {name: vector.numpy().astype("<f4").tobytes() for name, vector in self.pooled.items()}
+            return StepResult(self.step_id, prompt_logprobs=prompt_logprobs, pooled=pooled)
         table = self.host[:, :2].tolist()
         failures = {row.request_id: BAD_LOGITS for row in self.rows if table[row.row][1]}
         for place, reason in self.grammar_failures.items():

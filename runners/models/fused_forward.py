@@ -27,6 +27,10 @@ class Forward(Protocol):
         """Rows [n, hidden] of what `hidden` returned → [n, V] float32."""
         ...
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows [n, hidden] of what `hidden` returned, after the final norm."""
+        ...
+
 
 def choose_forward(decoder: Decoder) -> Forward:
     """The fused form where the decoder's weights allow it."""
@@ -44,6 +48,9 @@ class PlainForward:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._decoder.logits(hidden)
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
 
 
 class FusedForward:
@@ -89,11 +96,11 @@ class FusedForward:
         ):
             qkv = ops.fused_linear(x, qkv_weight, layer.qkv_proj.bias, layer.input_norm, eps, feeds_attention=rows_only)
             mixed = self._attention(qkv, layer, batch, *caches).view(x.shape[0], features)
-            x = ops.fused_linear(mixed, o_weight, layer.o_proj.bias, residual=x)
+            x = ops.fused_linear(mixed, o_weight, layer.o_proj.bias, residual=x, residual_is_spent=True)
             gated = ops.fused_linear(
                 x, gate_up_weight, layer.gate_up_proj.bias, layer.pre_ffn_norm, eps, None, self._activation
             )
-            x = ops.fused_linear(gated, down_weight, layer.down_proj.bias, residual=x)
+            x = ops.fused_linear(gated, down_weight, layer.down_proj.bias, residual=x, residual_is_spent=True)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -101,6 +108,9 @@ class FusedForward:
         scores = ops.fused_linear(hidden, self._lm_head, None, decoder.norm, self._eps, out_dtype=torch.float32)
         soft_cap = decoder.config.logit_soft_cap
         return scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(hidden, self._decoder.norm, self._eps)
 
     def _attention(
         self,
