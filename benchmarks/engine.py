@@ -19,7 +19,9 @@ import math
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import torch
 from benchmarks.model_shapes import SHAPES, RandomCheckpoint
 from configs.loader import load_profile
 from configs.schema import Profile
+from runners.execution.cost_model import StepFeatures
 from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.cuda_loading import load_cuda_executor
 from runners.execution.device_streams import HostStreams
@@ -103,7 +106,9 @@ class InProcessEngine:
         self._executor = executor
         self._depth = executor.capabilities.pipeline_depth
         self._num_requests = 0
-        self.steps: list[tuple[str, int, int, float, float, float]] = []
+        self.steps: list[dict[str, Any]] = []
+        self._under_way: deque[tuple[float, dict[str, Any]]] = deque()
+        self._last_read = 0.0
 
     def prepare(self) -> None:
         """What an engine without work does after a moment."""
@@ -127,29 +132,46 @@ class InProcessEngine:
         scheduler, executor = self._scheduler, self._executor
         began = time.perf_counter()
         plan = scheduler.schedule(time.monotonic())
-        scheduled = launched = time.perf_counter()
         if isinstance(plan, StepPlan):
+            scheduled = time.perf_counter()
             try:
                 executor.launch(plan)
             except LaunchError as error:
                 logging.warning("step %d: %s", plan.step_id, error)
                 scheduler.launch_failed(plan, OutputError(str(error), "request_failed"), time.monotonic())
-            launched = time.perf_counter()
+            else:
+                self._launched(plan, began, scheduled)
             if scheduler.num_uncommitted > self._depth:
-                scheduler.commit(executor.collect(), executor.completed_flights(), time.monotonic())
+                self._commit()
         elif scheduler.num_uncommitted > 0:
-            scheduler.commit(executor.collect(), executor.completed_flights(), time.monotonic())
+            self._commit()
         elif scheduler.num_flights > 0:
             scheduler.commit(None, executor.completed_flights(), time.monotonic())
         now = time.perf_counter()
-        if isinstance(plan, StepPlan):
-            times = (scheduled - began, launched - scheduled, now - launched)
-            self.steps.append((plan.kind.value, len(plan.decode_rows), plan.num_tokens, *times))
         for output in scheduler.take_outputs():
             if output.error is not None:
                 raise RuntimeError(f"request {output.request_id}: {output.error.message}")
             if output.token_ids:
                 events.setdefault(output.request_id, []).append((now, len(output.token_ids) // 4))
+
+    def _commit(self) -> None:
+        result = self._executor.collect()
+        now = time.perf_counter()
+        if self._under_way:
+            launched, step = self._under_way.popleft()
+            step["seconds"] = round(now - max(launched, self._last_read), 7)
+            self.steps.append(step)
+        self._last_read = now
+        self._scheduler.commit(result, self._executor.completed_flights(), time.monotonic())
+
+    def _launched(self, plan: StepPlan, began: float, scheduled: float) -> None:
+        """Note a step for `runners.execution.cost_fit`, with what it cost this thread [ms]."""
+        if plan.flight_id is not None:
+            return
+        step: dict[str, Any] = {"kind": plan.kind.value, **asdict(StepFeatures.of(plan))}
+        step["schedule_ms"] = round((scheduled - began) * 1e3, 3)
+        step["launch_ms"] = round((time.perf_counter() - scheduled) * 1e3, 3)
+        self._under_way.append((scheduled, step))
 
 
 def load(arguments: argparse.Namespace, profile: Profile) -> tuple[Decoder, Executor, PoolSize]:
@@ -201,7 +223,7 @@ def main() -> None:
     parser.add_argument("--gpu-fraction", type=float, default=0.85)
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument(
-        "--steps", help="write kind, rows, tokens, and seconds to schedule, launch and read of each step"
+        "--steps", help="write what each step carried and took, as `runners.execution.cost_fit` reads it"
     )
     parser.add_argument("--profile-steps", help="write a torch profile of one more run of the last case")
     arguments = parser.parse_args()
@@ -239,9 +261,8 @@ def main() -> None:
                 print(json.dumps(summarize(case | {"rep": repetition}, start, events, end)), flush=True)
                 if arguments.steps:
                     with Path(arguments.steps).open("a") as file:
-                        for kind, rows, tokens, *seconds in engine.steps:
-                            parts = " ".join(f"{each * 1e3:.3f}" for each in seconds)
-                            print(f"{batch}x{length}/{repetition} {kind} {rows} {tokens} {parts}", file=file)
+                        for step in engine.steps:
+                            print(json.dumps({"case": f"{batch}x{length}/{repetition}", **step}), file=file)
     if arguments.profile_steps:
         with torch.profiler.profile() as trace:
             engine.run(make_prompts(batch, length, vocab_size, 77), params)

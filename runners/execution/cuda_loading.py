@@ -80,16 +80,16 @@ def load_cuda_executor(
     eos_token_ids: Sequence[int] = (),
     grammars: GrammarCompiler | None = None,
     capture_at_start: bool = True,
-    used_before: int = 0,
 ) -> tuple[CudaExecutor, PoolSize]:
     """An executor on the decoder's GPU and its KV pool.
 
-    `size_pool_for` gets the device's memory, what steps will need counted as used; `used_before` bytes were taken
-    before the weights came. `capture_at_start` captures the common graphs; the others follow in idle time, or as they
-    are needed.
+    `size_pool_for` gets the device's memory, what steps will need counted as used. `capture_at_start` captures the
+    common graphs; the others follow in idle time, or as they are needed.
     """
     device, config = decoder.device, decoder.config
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    # What torch does not hold: the context, and other processes.
+    used_before = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
     reserved = workspace_bytes(config, max_step_tokens, slots, decoder.dtype.itemsize)
     pool = size_pool_for(DeviceMemory(total_bytes, total_bytes - free_bytes + reserved))
     cache = DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device)

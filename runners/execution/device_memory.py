@@ -38,7 +38,7 @@ class MemoryAccount:
 
     @classmethod
     def read(cls, device: torch.device, weight_bytes: int, pool_bytes: int, used_before: int) -> MemoryAccount:
-        """As the driver reports it now; `used_before` bytes were taken before anything was loaded."""
+        """As the driver reports it now; `used_before` bytes are no work of ours."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         steps = total_bytes - free_bytes - used_before - weight_bytes - pool_bytes
         return cls(total_bytes, weight_bytes, pool_bytes, steps, free_bytes)

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from runners.execution.cuda_executor import CudaExecutor
+from runners.execution.cuda_loading import common_keys, later_keys, uncaptured_passes
+from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.executor import DeviceLostError, LaunchError, StepResult
+from runners.execution.step_keys import context_bucket, token_bucket, width_bucket
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
 from runners.models.fused_forward import FusedForward, PlainForward, choose_forward
@@ -367,3 +370,43 @@ def test_results_come_in_launch_order_and_a_closed_executor_refuses(decoder: Dec
     stepper.executor.close()
     with pytest.raises(LaunchError, match="closed"):
         stepper.executor.launch(plans[0])
+
+
+def test_warming_up_with_padding_changes_nothing(decoder: Decoder) -> None:
+    stepper, clean = CudaStepper(decoder, slots=12), CudaStepper(decoder, slots=12)
+    executor = stepper.executor
+    executor.warm_up(common_keys(12, decoder.max_context))
+    executor.compile(uncaptured_passes(12, decoder.max_context, 64))
+    executor.capture_later(later_keys(12, decoder.max_context)[:2])
+    assert [executor.use_idle_time() for _ in range(3)] == [True, True, False]
+    assert not stepper.cache.pool.any()
+    for target in (stepper, clean):
+        for name, (prompt, sampling) in make_requests(3).items():
+            target.add(name, prompt, **sampling)
+        target.step(dict.fromkeys(target.requests))
+        for _ in range(3):
+            target.step(decode=list(target.requests))
+    for name, request in clean.requests.items():
+        assert stepper.requests[name].generated == request.generated
+
+
+def test_buckets_hold_what_they_are_for() -> None:
+    for number in (1, 15, 16, 17, 64, 65, 100, 129, 500, 513, 1000):
+        assert number <= token_bucket(number) <= 2 * max(number, 8)
+        assert number <= width_bucket(number) < number + 16
+        assert width_bucket(number) == number or number > 64
+        assert min(number, 4096) <= context_bucket(number, 4096) <= 4096
+        assert len({token_bucket(number), token_bucket(token_bucket(number))}) == 1
+
+
+def test_workspace_grows_with_the_longest_pass() -> None:
+    config = small_config()
+    sizes = [workspace_bytes(config, tokens, 64, 2) for tokens in (1024, 2048)]
+    assert sizes[1] - sizes[0] == 2 * 1024 * 2 * (2 * config.hidden_size + 3 * config.intermediate_size)
+
+
+def test_the_memory_account_adds_up() -> None:
+    gib = 1 << 30
+    text = str(MemoryAccount(100 * gib, 15 * gib, 60 * gib, 5 * gib, 18 * gib))
+    assert "weights 15.0 GiB, KV pool 60.0 GiB, graphs and workspace 5.0 GiB" in text
+    assert "driver and other processes 2.0 GiB, free 18.0 GiB" in text
