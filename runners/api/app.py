@@ -19,6 +19,7 @@ from starlette.routing import Route
 from runners.api.access import Access
 from runners.api.chat import ChatCompletions
 from runners.api.completions import Completions
+from runners.api.docs import Docs, OpenApi
 from runners.api.embeddings import Embeddings
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.errors import error_body
@@ -54,6 +55,8 @@ _ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
     ("/v1/models/{model_id:path}", Models),
     ("/tokenize", Tokenize),
     ("/detokenize", Detokenize),
+    ("/openapi.json", OpenApi),
+    ("/docs", Docs),
     ("/health", Health),
     ("/livez", Live),
     ("/readyz", Ready),

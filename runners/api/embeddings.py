@@ -46,7 +46,7 @@ class Embeddings(Endpoint):
         )
         for prompt in prompts:
             validation.max_tokens_for(len(prompt.ids), 0, None, info.max_context, param="input")
-        vectors = await self._vectors(model, prompts, validation.priority(request))
+        vectors = await self._vectors(model, prompts, validation.priority(request), exchange.key_id)
         _check_dimensions(request, vectors)
         is_base64 = request.encoding_format == "base64"
         num_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -61,7 +61,7 @@ class Embeddings(Endpoint):
         }
         await exchange.reply(msgspec.json.encode(answer))
 
-    async def _vectors(self, model: str, prompts: list[Prompt], priority: int) -> list[bytes]:
+    async def _vectors(self, model: str, prompts: list[Prompt], priority: int, key_id: str) -> list[bytes]:
         """The first error ends them all."""
         params = SamplingParams(max_tokens=0, pooling=self.settings.pooling)
         streams: list[RequestStream] = []
@@ -74,6 +74,7 @@ class Embeddings(Endpoint):
                     params,
                     request_id=f"{request_id}-{index}",
                     priority=priority,
+                    key_id=key_id,
                     deadline_s=self.settings.request_deadline_s,
                 )
                 streams.append(stream)

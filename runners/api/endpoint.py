@@ -101,10 +101,17 @@ class Exchange:
             {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers, request_id]}
         )
 
-    async def reply(self, body: bytes, *, status: int = 200, headers: Headers | None = None) -> None:
-        """A whole JSON answer."""
+    async def reply(
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        headers: Headers | None = None,
+        content_type: bytes = b"application/json",
+    ) -> None:
+        """A whole answer, JSON unless `content_type` says otherwise."""
         length = (b"content-length", b"%d" % len(body))
-        await self.start(status, [(b"content-type", b"application/json"), length, *(headers or [])])
+        await self.start(status, [(b"content-type", content_type), length, *(headers or [])])
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def until_disconnect(self, work: Coroutine[None, None, None]) -> None:

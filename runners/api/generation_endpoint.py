@@ -179,7 +179,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             prompt_field=self.prompt_field,
         )
         try:
-            await self._submit(generation, plan, model, info, options)
+            await self._submit(exchange, generation, plan, options)
             if request.stream:
                 await self.stream(exchange, generation)
             else:
@@ -220,14 +220,15 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         return known[1]
 
     async def _submit(
-        self, generation: Generation[RequestT], plan: Plan, model: str, info: ModelInfo, options: TextOptions
+        self, exchange: Exchange, generation: Generation[RequestT], plan: Plan, options: TextOptions
     ) -> None:
         submitter = Submitter(
             self.engine,
             plan,
-            info,
-            model,
+            generation.info,
+            generation.model,
             generation.id,
+            key_id=exchange.key_id,
             cache_salt=generation.request.cache_salt or "",
             limit_s=self.settings.request_deadline_s,
         )

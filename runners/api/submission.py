@@ -96,6 +96,7 @@ class Submitter:
         model: str,
         request_id: str,
         *,
+        key_id: str,
         cache_salt: str,
         limit_s: float | None,
     ) -> None:
@@ -104,6 +105,7 @@ class Submitter:
         self._info = info
         self._model = model
         self._request_id = request_id
+        self._key_id = key_id
         self._cache_salt = cache_salt
         self._limit_s = limit_s
         self._started: asyncio.Event | None = None
@@ -133,6 +135,7 @@ class Submitter:
             choice.params,
             request_id=f"{self._request_id}-{index}",
             priority=self._plan.priority,
+            key_id=self._key_id,
             deadline_s=self._limit_s,
             session_id=self._plan.session_id,
             append_to_session=self._plan.session_id is not None and self._plan.appends_to_session,
