@@ -153,11 +153,17 @@ class CudaExecutor(Executor):
             self._streams.fence().wait()
 
     @torch.inference_mode()
-    def compile(self, keys: Iterable[PackedKey]) -> None:
-        """Run passes of padding that are in no buckets, so that their kernels are there when they are needed."""
+    def compile(self, keys: Iterable[StepKey]) -> None:
+        """Run steps of padding eagerly, in buckets or not, so that their kernels are there when they are needed."""
         with self._streams.on_main():
             for key in keys:
-                self._program.step(key, self._streams.upload(padding_words(key, self._slots.padding_slot)))
+                if key.mode.is_adjusted:
+                    self._sampler.make_tables()
+                if isinstance(key, DecodeKey):
+                    words = self._upload.padding(key)
+                else:
+                    words = self._streams.upload(padding_words(key, self._slots.padding_slot))
+                self._program.step(key, words)
             self._streams.fence().wait()
 
     # --- launching -------------------------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ import torch
 
 from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
+from runners.execution.device_sampler import SHARED_NUM_TOP
 from runners.execution.device_streams import CudaStreams
 from runners.execution.step_graphs import CapturedSteps
 from runners.execution.step_keys import (
     MAX_GRAPH_TOKENS,
     DecodeKey,
     PackedKey,
+    SampleMode,
     StepKey,
     context_bucket,
     next_power_of_two,
@@ -70,6 +72,12 @@ def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[P
     return keys
 
 
+def sampling_variants(max_context: int, vocab_size: int) -> list[StepKey]:
+    """A decode step with everything that sampling may have to do."""
+    everything = SampleMode(True, True, True, is_adjusted=True, num_top=min(SHARED_NUM_TOP, vocab_size))
+    return [DecodeKey(1, context_bucket(1, max_context), everything)]
+
+
 def load_cuda_executor(
     decoder: Decoder,
     size_pool_for: Callable[[DeviceMemory], PoolSize],
@@ -108,6 +116,7 @@ def load_cuda_executor(
     keys = common_keys(slots, max_context)
     executor.warm_up(keys if capture_at_start else keys[:1])
     executor.compile(uncaptured_passes(slots, max_context, max_step_tokens))
+    executor.compile(sampling_variants(max_context, config.vocab_size))
     if capture_at_start:
         executor.capture_later(later_keys(slots, max_context))
     logger.info("captured %d graphs in %.1f s", graphs.num_graphs, time.perf_counter() - started)

@@ -72,8 +72,7 @@ class DeviceSampler:
         self._is_adjusted[slot] = needs_adjustment(sampling)
         if not self._is_adjusted[slot] and not self._is_biased[slot]:
             return None
-        if self.tables is None:
-            self._make_tables()
+        self.make_tables()
         bias = [float(value) for value in sampling.logit_bias.values()]
         ends = self._ends(sampling)
         numbers = [*init.token_ids, *ends, *sampling.logit_bias]
@@ -190,7 +189,10 @@ class DeviceSampler:
         eos = () if sampling.ignore_eos else self._eos_token_ids
         return [token for token in {*sampling.stop_token_ids, *eos} if 0 <= token < self._vocab_size]
 
-    def _make_tables(self) -> None:
+    def make_tables(self) -> None:
+        """Make `tables`, once. Graphs hold on to where they lie."""
+        if self.tables is not None:
+            return
         shape = (self._slots.table.num_slots + 1, self._vocab_size)
 
         def zeros(dtype: torch.dtype) -> torch.Tensor:

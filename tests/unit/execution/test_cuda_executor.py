@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runners.execution.cuda_executor import CudaExecutor
-from runners.execution.cuda_loading import common_keys, later_keys, uncaptured_passes
+from runners.execution.cuda_loading import common_keys, later_keys, sampling_variants, uncaptured_passes
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.executor import DeviceLostError, LaunchError, StepResult
 from runners.execution.step_keys import context_bucket, token_bucket, width_bucket
@@ -377,6 +377,7 @@ def test_warming_up_with_padding_changes_nothing(decoder: Decoder) -> None:
     executor = stepper.executor
     executor.warm_up(common_keys(12, decoder.max_context))
     executor.compile(uncaptured_passes(12, decoder.max_context, 64))
+    executor.compile(sampling_variants(decoder.max_context, VOCAB_SIZE))
     executor.capture_later(later_keys(12, decoder.max_context)[:2])
     assert [executor.use_idle_time() for _ in range(3)] == [True, True, False]
     assert not stepper.cache.pool.any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 
 import pytest
 
@@ -12,7 +13,10 @@ from runners.grammar import grammars
 from runners.grammar.compiler import GrammarCompiler
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
+from runners.models.fused_forward import FusedForward
+from runners.scheduling.scheduler_output import DecodeRow, PlanKind, StepPlan
 from runners.text.assets import load_text
+from tests.support.cuda_stepping import CudaStepper
 from tests.support.memory_checkpoint import random_checkpoint, small_config
 from tests.support.stepping import Stepper
 from tests.support.tiny_tokenizers import EOS, write_byte_level
@@ -42,8 +46,17 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
     return GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
 
 
+@pytest.fixture(params=[Stepper, CudaStepper], autouse=True)
+def executor_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs on the torch executor and on the cuda executor's form for a CPU."""
+    monkeypatch.setattr(sys.modules[__name__], "stepper_kind", request.param)
+
+
+stepper_kind = Stepper
+
+
 def stepper_of(decoder: Decoder, compiler: GrammarCompiler | None) -> Stepper:
-    return Stepper(decoder, eos_token_ids=[EOS], grammars=compiler)
+    return stepper_kind(decoder, eos_token_ids=[EOS], grammars=compiler)
 
 
 def text_of(token_ids: list[int]) -> str:
@@ -149,8 +162,27 @@ def test_a_step_that_failed_may_run_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(decoder), "forward", broken)
+        patch.setattr(FusedForward, "hidden", broken)
         with pytest.raises(RuntimeError, match="broken"):
             stepper.executor.launch(plan)
     stepper.executor.launch(plan)
     stepper.commit(plan, stepper.executor.collect())
     assert stepper.requests["a"].generated == run(decoder, compiler, 2, grammar=WORD)
+
+
+def test_steps_launched_ahead_follow_the_grammar(decoder: Decoder, compiler: GrammarCompiler) -> None:
+    """The cuda executor launches a step before the one before it was read; the matcher must have seen its token."""
+    expected = run(decoder, compiler, 8, grammar=OBJECT)
+    stepper = CudaStepper(decoder, eos_token_ids=[EOS], grammars=compiler)
+    stepper.add("a", PROMPT, grammar=OBJECT)
+    stepper.add("free", PROMPT, temperature=0.5, seed=1)
+    stepper.step(dict.fromkeys(("a", "free")))
+    slots = [stepper.requests[name].slot for name in ("a", "free")]
+    first = [*stepper.requests["a"].generated]
+    for step in range(7):
+        rows = tuple(DecodeRow(name, slot, len(PROMPT) + step) for name, slot in zip(("a", "free"), slots, strict=True))
+        stepper.executor.launch(StepPlan(100 + step, PlanKind.DECODE, rows, width=2))
+        if step:
+            first.append(stepper.executor.collect().token_ids[0])
+    first.append(stepper.executor.collect().token_ids[0])
+    assert first == expected
