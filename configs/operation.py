@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from configs.section import FromList, PositiveFloat, Section, Size
+from configs.section import FromList, NonNegativeInt, PositiveFloat, Section, Size
 
 
 class HttpSection(Section):
@@ -95,3 +95,7 @@ class TelemetrySection(Section):
 
     arrivals_file: str | None = None
     """Append a trace of arrivals to this file, for `runners.simulate` and `runners.tune`: counts and times, no text."""
+    phase_profile_steps: NonNegativeInt = 64
+    """Every so many steps the metrics learn where the engine loop's time went, phase by phase; 0: not taken."""
+    request_log: bool = True
+    """One line of JSON in the log for every request: ids, status, counts and times, no text."""

@@ -30,6 +30,7 @@ from runners.messages import (
     EngineOutput,
     EngineStats,
     Hello,
+    LoopTimes,
     ModelInfo,
     OutputError,
     RequestOutput,
@@ -41,7 +42,9 @@ from runners.messages import (
     unpack_ids,
 )
 from runners.request import SamplingParams
+from runners.request_metrics import RequestMetrics, RequestTimes
 from runners.request_stream import OutputChunk, RequestStream, error_of
+from runners.session_names import engine_name, own_sessions
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,8 @@ class EngineClient:
     ) -> None:
         self.models: list[ModelInfo] = []
         self.stats = EngineStats()
+        self.times = LoopTimes()
+        self.metrics = RequestMetrics()
         self.restarts = 0
         self.corrupt_messages = 0
         self.vitals: Vitals | None = None
@@ -147,11 +152,11 @@ class EngineClient:
             deadline=None if deadline_s is None else now + deadline_s,
             priority=priority,
             key_id=key_id,
-            session_id=session_id,
+            session_id=None if session_id is None else engine_name(key_id, session_id),
             append_to_session=append_to_session,
             cache_salt=cache_salt,
         )
-        stream = RequestStream(self, request_id, num_prompt_tokens=len(prompt_ids))
+        stream = RequestStream(self, request_id, RequestTimes(now, len(prompt_ids)))
         self._streams[request_id] = stream
         self._num_queued_tokens += len(prompt_ids)
         self.send(message)
@@ -165,8 +170,10 @@ class EngineClient:
                 f"{num_prompt_tokens} and the limit is {limit}."
             )
 
-    async def sessions(self, model: str, session_id: str | None = None, *, delete: bool = False) -> list[SessionFacts]:
-        """All sessions of a model, or the one named; with `delete` it is gone afterwards.
+    async def sessions(
+        self, model: str, session_id: str | None = None, *, key_id: str = "", delete: bool = False
+    ) -> list[SessionFacts]:
+        """All sessions of a key on a model, or the one named; with `delete` it is gone afterwards.
 
         NotFoundError, ConflictError while a request has it, EngineUnavailableError while the engine does not answer.
         """
@@ -176,7 +183,8 @@ class EngineClient:
         query_id = f"sessions-{self._num_queries}"
         reply: asyncio.Future[SessionsReply] = self.loop.create_future()
         self._queries[query_id] = reply
-        self.send(SessionsQuery(query_id, model, session_id, delete))
+        name = None if session_id is None else engine_name(key_id, session_id)
+        self.send(SessionsQuery(query_id, model, name, delete))
         try:
             async with asyncio.timeout(_QUERY_TIMEOUT_S):
                 answer = await reply
@@ -186,7 +194,7 @@ class EngineClient:
             del self._queries[query_id]
         if answer.error is not None:
             raise error_of(answer.error)
-        return answer.sessions
+        return own_sessions(key_id, answer.sessions)
 
     def _describe_state(self) -> str:
         if self._state.phase is EnginePhase.READY:
@@ -213,12 +221,14 @@ class EngineClient:
             self._socket = None
         self.vitals = None
         self.stats = EngineStats()
+        self.times = LoopTimes()
 
     def fail_streams(self, error: WavelaneError) -> None:
         """Every open stream raises `error`, now."""
         streams, self._streams = list(self._streams.values()), {}
         self._num_started = self._num_queued_tokens = 0
         for stream in streams:
+            self.metrics.fail(error)
             stream.fail(error)
         self._became_idle.set()
 
@@ -239,15 +249,17 @@ class EngineClient:
         if self._socket is not None:
             self._socket.send(message)
 
-    def close_stream(self, stream: RequestStream) -> bool:
-        """Forget a stream. False when it had ended already."""
+    def close_stream(self, stream: RequestStream, reason: str) -> bool:
+        """Forget a stream, which ended for `reason`; empty for an error. False when it had ended already."""
         if self._streams.get(stream.request_id) is not stream:
             return False
+        if reason:
+            self.metrics.finish(stream.times, reason, time.monotonic())
         del self._streams[stream.request_id]
         if stream.has_started:
             self._num_started -= 1
         else:
-            self._num_queued_tokens -= stream.num_prompt_tokens
+            self._num_queued_tokens -= stream.times.num_prompt_tokens
         if not self._streams:
             self._became_idle.set()
         return True
@@ -259,6 +271,7 @@ class EngineClient:
             self._on_outputs(message)
         elif isinstance(message, Beat):
             self.stats = message.stats
+            self.times = message.times
             if self.vitals is not None:
                 self.vitals.last_beat = time.monotonic()
                 self.vitals.loop_stamp = message.loop_stamp
@@ -274,26 +287,31 @@ class EngineClient:
         if message.sequence != self._last_sequence + 1:
             self._lose_outputs(message.sequence)
         self._last_sequence = message.sequence
+        now = time.monotonic()
         for output in message.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:  # else it was aborted or finished here while this was under way
-                self._deliver(stream, output)
+                self._deliver(stream, output, now)
         if message.sequence - self._acknowledged >= ACKNOWLEDGE_EVERY:
             self._acknowledged = message.sequence
             self.send(Acknowledge(message.sequence))
 
-    def _deliver(self, stream: RequestStream, output: RequestOutput) -> None:
+    def _deliver(self, stream: RequestStream, output: RequestOutput, now: float) -> None:
         if not stream.has_started:
             stream.has_started = True
             self._num_started += 1
-            self._num_queued_tokens -= stream.num_prompt_tokens
-        if output.is_final:
-            self.close_stream(stream)
+            self._num_queued_tokens -= stream.times.num_prompt_tokens
+            if output.queue_s is not None:
+                self.metrics.queued(stream.times, output.queue_s)
         try:
             token_ids = unpack_ids(output.token_ids)
         except ValueError:
             self._fail_one(stream, OutputError("the engine sent malformed token ids", "request_failed"))
             return
+        if token_ids:
+            self.metrics.tokens(stream.times, len(token_ids), now)
+        if output.finish_reason is not None:
+            self.close_stream(stream, output.finish_reason)
         if token_ids or output.finish_reason is not None or output.prompt_logprobs is not None:
             num_buffered = stream.push(
                 OutputChunk(
@@ -308,12 +326,17 @@ class EngineClient:
             if num_buffered > self._max_buffered_tokens and output.finish_reason is None:
                 self._fail_one(stream, reader_too_slow(self._max_buffered_tokens))
         if output.error is not None:
-            stream.fail(error_of(output.error))
+            self.close_stream(stream, "")
+            self._fail(stream, error_of(output.error))
 
     def _fail_one(self, stream: RequestStream, error: OutputError) -> None:
-        if self.close_stream(stream):
+        if self.close_stream(stream, ""):
             self.send(AbortRequests([stream.request_id]))
-        stream.fail(error_of(error))
+        self._fail(stream, error_of(error))
+
+    def _fail(self, stream: RequestStream, error: WavelaneError) -> None:
+        self.metrics.fail(error)
+        stream.fail(error)
 
     def _lose_outputs(self, sequence: int) -> None:
         """A message of the engine was lost: any open stream may have a hole, so none may go on."""

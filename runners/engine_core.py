@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from runners.engine_io import EngineIO, Vitals
+from runners.engine_io import EngineIO
 from runners.engine_settings import EngineSettings
 from runners.engine_startup import LoadedEngine, load_engine
 from runners.errors import StartupError
@@ -23,6 +23,7 @@ from runners.execution.executor import DeviceLostError, Executor, LaunchError
 from runners.grammar.compiler import GrammarCompiler
 from runners.grammar.gate import GrammarGate
 from runners.kv_cache.session_queries import answer_query
+from runners.loop_profile import LoopProfile
 from runners.messages import (
     AbortRequests,
     AddRequest,
@@ -40,6 +41,7 @@ from runners.process_guard import die_with_parent, exit_at_end_of_file
 from runners.scheduling.scheduler import Scheduler
 from runners.scheduling.scheduler_output import StepPlan, Wait
 from runners.simulation.recorder import ArrivalRecorder, open_recorder
+from runners.step_clock import StepClock
 
 logger = logging.getLogger("runners.engine_core")
 
@@ -59,40 +61,6 @@ _FRONT_END_TIMEOUT_S = 10.0
 _IDLE_BEFORE_PREPARING_S = 0.02
 
 
-class StepClock:
-    """Stamps steps for the watchdog: a step may take `hung_factor` times what the slowest recent one predicts."""
-
-    _DECAY = 0.999
-
-    def __init__(self, vitals: Vitals, hung_factor: float, hung_min_s: float) -> None:
-        self._vitals = vitals
-        self._hung_factor = hung_factor
-        self._hung_min_s = hung_min_s
-        self._slowest_s = 0.0
-        self._slowest_tokens = 1
-        self._started: dict[int, tuple[float, int]] = {}
-
-    def launch(self, plan: StepPlan) -> None:
-        now = time.monotonic()
-        self._started[plan.step_id] = (now, plan.num_tokens)
-        predicted_s = self._slowest_s * max(1.0, plan.num_tokens / self._slowest_tokens)
-        self._vitals.loop_stamp = now
-        self._vitals.step_limit_s = max(self._hung_min_s, self._hung_factor * predicted_s)
-
-    def complete(self, step_id: int) -> None:
-        now = time.monotonic()
-        self._vitals.loop_stamp = now
-        started = self._started.pop(step_id, None)
-        if started is not None:
-            self._slowest_s *= self._DECAY
-            if now - started[0] > self._slowest_s:
-                self._slowest_s, self._slowest_tokens = now - started[0], max(1, started[1])
-
-    def idle(self) -> None:
-        self._started.clear()
-        self._vitals.step_limit_s = None
-
-
 class EngineCore:
     """Drives one scheduler and one executor; owns the thread that calls `run`."""
 
@@ -107,6 +75,7 @@ class EngineCore:
         hung_min_s: float = 30.0,
         grammars: GrammarCompiler | None = None,
         recorder: ArrivalRecorder | None = None,
+        phase_profile_steps: int = 0,
     ) -> None:
         self._io = io
         self._gate = GrammarGate(grammars, io.inbox.put)
@@ -115,7 +84,8 @@ class EngineCore:
         self._recorder = recorder
         self._served_names = frozenset(served_names)
         self._pipeline_depth = executor.capabilities.pipeline_depth
-        self._clock = StepClock(io.vitals, hung_factor, hung_min_s)
+        self._profile = LoopProfile(phase_profile_steps)
+        self._clock = StepClock(io.vitals, hung_factor, hung_min_s, self._profile)
         self._is_stopping = False
         self._has_idle_work = True
         self._next_stats = 0.0
@@ -141,20 +111,27 @@ class EngineCore:
         """One turn: what has arrived, one plan, one result."""
         while not self._io.inbox.empty():
             self._receive(self._io.inbox.get())
+        mark = self._profile.mark
+        mark("receive")
         if self._is_stopping:
             return  # or the turn might end asleep on a queue that nobody will fill
         plan = self._scheduler.schedule(time.monotonic())
+        mark("schedule")
         if isinstance(plan, StepPlan):
             self._launch(plan)
+            mark("launch")
             if self._scheduler.num_uncommitted > self._pipeline_depth:
                 self._commit_step()
         elif self._scheduler.num_uncommitted > 0:
             self._commit_step()
         elif self._scheduler.num_flights > 0:
             self._scheduler.commit(None, self._executor.completed_flights(), time.monotonic())
+        mark("commit")
         self._publish()
+        mark("publish")
         if isinstance(plan, Wait) and self._scheduler.num_uncommitted == 0:
             self._sleep(plan)
+            mark("idle")
 
     def _receive(self, message: EngineInput) -> None:
         now = time.monotonic()
@@ -196,6 +173,7 @@ class EngineCore:
 
     def _commit_step(self) -> None:
         result = self._executor.collect()
+        self._profile.mark("collect")
         self._clock.complete(result.step_id)
         self._scheduler.commit(result, self._executor.completed_flights(), time.monotonic())
 
@@ -211,6 +189,7 @@ class EngineCore:
 
     def _update_stats(self) -> None:
         self._io.vitals.stats = self._scheduler.stats()
+        self._io.vitals.times = self._profile.snapshot()
         if self._recorder is not None:
             self._recorder.flush()
         now = time.monotonic()
@@ -265,6 +244,7 @@ def _serve(settings: EngineSettings) -> int:
             hung_min_s=settings.profile.watchdog.hung_min_s,
             grammars=engine.grammars,
             recorder=recorder,
+            phase_profile_steps=settings.profile.telemetry.phase_profile_steps,
         )
         return core.run()
     except StartupError as error:

@@ -29,6 +29,7 @@ from runners.messages import (
     EngineStats,
     FinishRequest,
     Hello,
+    LoopTimes,
     OutputError,
     Progress,
     Ready,
@@ -58,6 +59,7 @@ class Vitals:
     loop_stamp: float = field(default_factory=time.monotonic)
     step_limit_s: float | None = None
     stats: EngineStats = field(default_factory=EngineStats)
+    times: LoopTimes = field(default_factory=LoopTimes)
 
 
 class _FrontEnd:
@@ -306,7 +308,7 @@ class EngineIO:
     def _make_beat(self) -> Beat:
         vitals = self.vitals
         stats = msgspec.structs.replace(vitals.stats, corrupt_messages=self.corrupt_messages)
-        return Beat(time.monotonic(), vitals.loop_stamp, vitals.step_limit_s, stats)
+        return Beat(time.monotonic(), vitals.loop_stamp, vitals.step_limit_s, stats, vitals.times)
 
     def _beat(self) -> None:
         data = encode(self._make_beat())

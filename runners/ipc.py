@@ -74,7 +74,16 @@ def make_socket_folder() -> Path:
 class _PendingOutput:
     """Outputs of one request that wait for room in the window, merged: every id and logprob is kept."""
 
-    __slots__ = ("cached_tokens", "embedding", "error", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
+    __slots__ = (
+        "cached_tokens",
+        "embedding",
+        "error",
+        "finish_reason",
+        "logprobs",
+        "prompt_logprobs",
+        "queue_s",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.token_ids = bytearray()
@@ -84,6 +93,7 @@ class _PendingOutput:
         self.error: OutputError | None = None
         self.cached_tokens = 0
         self.embedding = b""
+        self.queue_s: float | None = None
 
     def merge(self, output: RequestOutput) -> None:
         self.token_ids += output.token_ids
@@ -95,6 +105,8 @@ class _PendingOutput:
         self.error = output.error or self.error
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.embedding = output.embedding or self.embedding
+        if output.queue_s is not None:
+            self.queue_s = output.queue_s
 
     def build(self, request_id: str) -> RequestOutput:
         return RequestOutput(
@@ -106,6 +118,7 @@ class _PendingOutput:
             prompt_logprobs=self.prompt_logprobs,
             cached_tokens=self.cached_tokens,
             embedding=self.embedding,
+            queue_s=self.queue_s,
         )
 
 

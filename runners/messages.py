@@ -118,7 +118,8 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `logprobs` has one entry a token of `token_ids` when they were asked for. `prompt_logprobs` comes once, with the
     first output: one entry a prompt token, the first None. `cached_tokens` counts prompt tokens served from cache.
-    `embedding` is the pooled hidden state as little-endian float32, where one was asked for.
+    `embedding` is the pooled hidden state as little-endian float32, where one was asked for. `queue_s`, too, comes with
+    the first output: how long the request waited for its place.
     """
 
     request_id: str
@@ -129,6 +130,7 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
     embedding: bytes = b""
+    queue_s: float | None = None
 
     @property
     def is_final(self) -> bool:
@@ -179,6 +181,20 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     corrupt_messages: int = 0
 
 
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Durations of one kind of step, counted by the bounds of `runners.loop_profile`, and their sum."""
+
+    counts: list[int]
+    total_s: float
+
+
+class LoopTimes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the engine loop's time went since its start: by kind of step, and by phase of its turns [seconds]."""
+
+    steps: dict[str, StepTimes] = {}
+    phases: dict[str, float] = {}
+
+
 class Beat(_Message, frozen=True):
     """Sent by the engine's I/O thread about once a second, whatever the loop is doing.
 
@@ -190,6 +206,7 @@ class Beat(_Message, frozen=True):
     loop_stamp: float
     step_limit_s: float | None = None
     stats: EngineStats = EngineStats()
+    times: LoopTimes = LoopTimes()
 
 
 class Progress(_Message, frozen=True):

@@ -1,12 +1,16 @@
-"""The engine's counters as Prometheus text, beside what BentoML measures about HTTP itself.
+"""Prometheus text: what the engine counts and what clients experience, beside BentoML's own metrics about HTTP.
 
-Values come from the last beat of the engine. Counters start again with the engine process, as Prometheus expects.
+Names are vLLM's where the meaning is the same, with our prefix, so that a dashboard needs one replacement. Gauges and
+counters come from the last beat of the engine and start again with its process; histograms are this process's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from runners.histogram import Histogram, cumulative
+from runners.loop_profile import STEP_BOUNDS_S
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -16,19 +20,34 @@ if TYPE_CHECKING:
 PREFIX = "wavelane_"
 
 _GAUGES = {
-    "waiting": ("requests_waiting", "Requests in the scheduler's queue."),
-    "running": ("requests_running", "Requests that hold a slot."),
+    "waiting": ("num_requests_waiting", "Requests in the scheduler's queue."),
+    "running": ("num_requests_running", "Requests that hold a slot."),
     "queued_tokens": ("queued_tokens", "Prompt tokens of the requests in the queue."),
     "free_blocks": ("kv_blocks_free", "KV blocks that may be allocated."),
     "total_blocks": ("kv_blocks_total", "KV blocks of the pool."),
 }
 _COUNTERS = {
     "steps": ("steps", "Steps launched on the device."),
-    "preemptions": ("preemptions", "Requests put back into the queue because blocks ran out."),
+    "preemptions": ("num_preemptions", "Requests put back into the queue because blocks ran out."),
     "evictions": ("kv_evictions", "Cached KV blocks given up for new requests."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
-    "cached_tokens": ("cached_prompt_tokens", "Prompt tokens whose KV came from the prefix cache or a session."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "corrupt_messages": ("engine_ipc_corrupt_messages", "Messages to the engine that could not be decoded."),
+}
+# Of every prompt token it is asked whether its KV is there already.
+_PREFIX_CACHE = {
+    "prompt_tokens": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache and in sessions."),
+    "cached_tokens": ("prefix_cache_hits", "Prompt tokens whose KV came from there."),
+}
+_HISTOGRAMS = {
+    "time_to_first_token": ("time_to_first_token_seconds", "From arrival to the first token."),
+    "inter_token_latency": ("inter_token_latency_seconds", "Between two outputs of one request."),
+    "e2e_latency": ("e2e_request_latency_seconds", "From arrival to the last token."),
+    "queue_time": ("request_queue_time_seconds", "From arrival until the request got its place."),
+    "prefill_time": ("request_prefill_time_seconds", "From its place to the first token."),
+    "decode_time": ("request_decode_time_seconds", "From the first token to the last."),
+    "prompt_tokens": ("request_prompt_tokens", "Prompt tokens of a finished request."),
+    "generation_tokens": ("request_generation_tokens", "Generated tokens of a finished request."),
 }
 
 
@@ -39,30 +58,79 @@ class EngineCollector:
         self._client = client
 
     def collect(self) -> Iterator[Metric]:
-        # Imported late: BentoML sets up prometheus_client's multiprocess mode before its first import.
+        yield from self._engine()
+        yield from self._front_end()
+        yield from self._requests()
+        yield from self._loop()
+        yield from self._models()
+
+    # prometheus_client is imported late: BentoML sets up its multiprocess mode before the first import.
+
+    def _engine(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stats = self._client.stats
+        for field, (name, help_text) in _GAUGES.items():
+            yield GaugeMetricFamily(PREFIX + name, help_text, value=getattr(stats, field))
+        for field, (name, help_text) in (*_COUNTERS.items(), *_PREFIX_CACHE.items()):
+            yield CounterMetricFamily(PREFIX + name, help_text, value=getattr(stats, field))
+        used = (stats.total_blocks - stats.free_blocks) / stats.total_blocks if stats.total_blocks else 0.0
+        yield GaugeMetricFamily(PREFIX + "kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", value=used)
+
+    def _front_end(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         client = self._client
-        stats = client.stats
-        for field, (name, help_text) in _GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, help_text, value=getattr(stats, field))
-        for field, (name, help_text) in _COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, help_text, value=getattr(stats, field))
         yield GaugeMetricFamily(PREFIX + "engine_ready", "1 while the engine takes requests.", value=client.is_ready)
         yield GaugeMetricFamily(PREFIX + "streams_open", "Requests in flight.", value=client.num_open_streams)
+        yield GaugeMetricFamily(PREFIX + "streams_queued", "Of these, those without a place.", value=client.num_queued)
         yield CounterMetricFamily(PREFIX + "engine_restarts", "Restarts of the engine process.", value=client.restarts)
         yield CounterMetricFamily(
             PREFIX + "ipc_corrupt_messages",
             "Messages of the engine that could not be decoded.",
             value=client.num_corrupt_messages,
         )
-        yield CounterMetricFamily(
-            PREFIX + "engine_ipc_corrupt_messages",
-            "Messages to the engine that could not be decoded.",
-            value=stats.corrupt_messages,
+
+    def _requests(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        metrics = self._client.metrics
+        for field, (name, help_text) in _HISTOGRAMS.items():
+            histogram: Histogram = getattr(metrics, field)
+            yield HistogramMetricFamily(
+                PREFIX + name, help_text, cumulative(histogram.bounds, histogram.counts), histogram.total
+            )
+        ended = CounterMetricFamily(
+            PREFIX + "request_success", "Requests that ended, by reason.", labels=["finished_reason"]
         )
-        for info in client.models:
-            labels = {"model": info.served_names[0], "device": info.device, "executor": info.executor}
+        for reason in ("stop", "length", "abort"):
+            ended.add_metric([reason], metrics.finished[reason])
+        yield ended
+        failed = CounterMetricFamily(PREFIX + "request_errors", "Requests that failed, by error code.", labels=["code"])
+        for code, count in metrics.errors.items():
+            failed.add_metric([code], count)
+        yield failed
+
+    def _loop(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        steps = HistogramMetricFamily(PREFIX + "step_time_seconds", "Time of a step by kind of plan.", labels=["kind"])
+        for kind, times in self._client.times.steps.items():
+            steps.add_metric([kind], cumulative(STEP_BOUNDS_S, times.counts), times.total_s)
+        yield steps
+        phases = CounterMetricFamily(
+            PREFIX + "loop_phase_seconds", "Where the time of the engine's loop went.", labels=["phase"]
+        )
+        for phase, seconds in self._client.times.phases.items():
+            phases.add_metric([phase], seconds)
+        yield phases
+
+    def _models(self) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        stats = self._client.stats
+        for info in self._client.models:
+            labels = {"model_name": info.served_names[0], "device": info.device, "executor": info.executor}
             kv_bytes = GaugeMetricFamily(PREFIX + "kv_pool_bytes", "Size of the KV pool.", labels=list(labels))
             kv_bytes.add_metric(list(labels.values()), info.kv_bytes)
             yield kv_bytes

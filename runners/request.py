@@ -124,6 +124,7 @@ class Request:
         "params",
         "priority",
         "prompt_logprobs",
+        "queue_s",
         "queue_ticket",
         "request_id",
         "row",
@@ -180,6 +181,7 @@ class Request:
         self.slot_ready = False  # the executor was told whose slot it is
         self.row: int | None = None  # place in the decode batch
         self.cached_tokens: int | None = None  # prompt tokens that its first admission found in the cache
+        self.queue_s: float | None = None  # how long it waited for its first place
         self.started = False  # an output has left
         self.one_shot = False  # a chunk of it has failed: the rest of its prompt goes in one piece
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]

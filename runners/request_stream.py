@@ -20,6 +20,7 @@ from runners.errors import (
 )
 from runners.messages import AbortRequests, EngineInput, FinishRequest, OutputError, TokenLogprobs
 from runners.request import FinishReason
+from runners.request_metrics import ABORTED, RequestTimes
 
 
 class OutputChunk:
@@ -80,7 +81,7 @@ class StreamOwner(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    def close_stream(self, stream: RequestStream) -> bool: ...
+    def close_stream(self, stream: RequestStream, reason: str) -> bool: ...
     def send(self, message: EngineInput) -> None: ...
 
 
@@ -98,13 +99,13 @@ class RequestStream:
         "_is_closed",
         "_waiter",
         "has_started",
-        "num_prompt_tokens",
         "request_id",
+        "times",
     )
 
-    def __init__(self, client: StreamOwner, request_id: str, num_prompt_tokens: int = 0) -> None:
+    def __init__(self, client: StreamOwner, request_id: str, times: RequestTimes) -> None:
         self.request_id = request_id
-        self.num_prompt_tokens = num_prompt_tokens
+        self.times = times
         self.has_started = False
         self._client = client
         self._buffered: OutputChunk | None = None
@@ -133,13 +134,13 @@ class RequestStream:
 
     def abort(self) -> None:
         """The client is gone: the engine frees everything. Idempotent; nothing after the end."""
-        if self._client.close_stream(self):
+        if self._client.close_stream(self, ABORTED):
             self._client.send(AbortRequests([self.request_id]))
         self._end_quietly()
 
     def finish(self, keep_tokens: int) -> None:
         """A stop string ended the request after `keep_tokens` generated tokens. Idempotent; nothing after the end."""
-        if self._client.close_stream(self):
+        if self._client.close_stream(self, FinishReason.STOP):
             self._client.send(FinishRequest(self.request_id, keep_tokens))
         self._end_quietly()
 

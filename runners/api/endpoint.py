@@ -10,12 +10,14 @@ import asyncio
 import logging
 import os
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import msgspec
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
@@ -35,6 +37,7 @@ from runners.messages import ModelInfo
 from runners.text.assets import TextAssets
 
 logger = logging.getLogger(__name__)
+request_logger = logging.getLogger("runners.requests")
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -47,7 +50,8 @@ class ClientGoneError(Exception):
 class Exchange:
     """One HTTP request and its answer. `headers` are sent with the answer, whatever it becomes.
 
-    `caller` is the API key that the request came with, None where none is asked for.
+    `caller` is the API key that the request came with, None where none is asked for. `status` is 0 until the answer
+    begins. `facts` go into the request log: counts, times and names, never text.
     """
 
     scope: Scope
@@ -57,7 +61,8 @@ class Exchange:
     headers: Headers = field(default_factory=list)
     body_timeout_s: float = 60.0
     caller: Caller | None = None
-    started: bool = False
+    status: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
 
     async def body(self, max_bytes: int) -> bytes:
         """The request body. PayloadTooLargeError over `max_bytes`, RequestBodyTimeoutError when it does not arrive in
@@ -90,12 +95,16 @@ class Exchange:
             message = await self.receive()
 
     @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    @property
     def key_id(self) -> str:
         """The name of the caller's API key, empty without one."""
         return "" if self.caller is None else self.caller.name
 
     async def start(self, status: int, headers: Headers) -> None:
-        self.started = True
+        self.status = status
         request_id = (b"x-request-id", self.request_id.encode())
         await self.send(
             {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers, request_id]}
@@ -193,6 +202,7 @@ class Endpoint(ABC):
             raise MethodNotAllowedError(f"{method} is not allowed here; use {' or '.join(methods)}.")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_at = time.monotonic()
         exchange = Exchange(scope, receive, send, _request_id(scope), body_timeout_s=self.settings.body_timeout_s)
         try:
             self._check_header_size(exchange)
@@ -209,7 +219,11 @@ class Endpoint(ABC):
             error = as_wavelane_error(raised)
             if exchange.started:
                 raise
+            exchange.facts["error"] = error.code or error.type
             await exchange.reply(error_body(error), status=error.status, headers=error_headers(error))
+        finally:
+            if self.settings.request_log and not self.is_public:
+                log_request(exchange, time.monotonic() - started_at)
 
     def _check_header_size(self, exchange: Exchange) -> None:
         num_bytes = sum(len(name) + len(value) for name, value in exchange.scope["headers"])
@@ -227,6 +241,20 @@ class Endpoint(ABC):
     @abstractmethod
     async def handle(self, exchange: Exchange) -> None:
         """Answers, or raises."""
+
+
+def log_request(exchange: Exchange, duration_s: float) -> None:
+    """One line of JSON. Paths hold names and session ids, bodies are never part of it."""
+    line = {
+        "request_id": exchange.request_id,
+        "method": exchange.scope["method"],
+        "path": exchange.scope["path"],
+        "status": exchange.status,
+        "duration_s": round(duration_s, 6),
+        "key": exchange.key_id,
+        **exchange.facts,
+    }
+    request_logger.info("%s", msgspec.json.encode(line).decode())
 
 
 def new_id() -> str:

@@ -71,6 +71,19 @@ class Generation(Generic[RequestT]):
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in self.firsts)},
         }
 
+    def facts(self) -> dict[str, Any]:
+        """What the request log says about it."""
+        usage = self.usage()
+        return {
+            "id": self.id,
+            "model": self.model,
+            "stream": bool(self.request.stream),
+            "prompt_tokens": usage["prompt_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "finish_reasons": [choice.finish_reason for choice in self.choices],
+        }
+
     @property
     def includes_usage(self) -> bool:
         options = self.request.stream_options
@@ -190,6 +203,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         finally:
             for choice in [*generation.choices, *generation.discarded]:
                 choice.abort()
+            exchange.facts |= generation.facts()
 
     async def stream(self, exchange: Exchange, generation: Generation[RequestT]) -> None:
         """Every choice as it is generated."""

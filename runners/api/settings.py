@@ -29,6 +29,7 @@ class ApiSettings:
     max_tokens: int | None = None
     request_deadline_s: float | None = None
     pooling: str = "mean"
+    request_log: bool = False
     version: str = DEFAULT_VERSION
 
     @classmethod
@@ -46,5 +47,6 @@ class ApiSettings:
             max_tokens=profile.limits.max_tokens,
             request_deadline_s=profile.limits.request_deadline_s,
             pooling=profile.models[0].pooling,
+            request_log=profile.telemetry.request_log,
             version=version,
         )

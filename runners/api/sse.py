@@ -107,6 +107,7 @@ async def stream_choices(
             await _stream_many(exchange, choices, templates, closing)
     except Exception as raised:
         error = as_wavelane_error(raised)
+        exchange.facts["error"] = error.code or error.type
         last = b"data: " + error_body(error) + b"\n\n" + DONE
         await exchange.send({"type": "http.response.body", "body": last, "more_body": False})
 

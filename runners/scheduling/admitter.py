@@ -50,9 +50,10 @@ class Admitter:
                 break
             if not live.fits(request, now):
                 continue
+            waited_s = now - request.arrival_time
             num_tokens = len(request.token_ids) - live.num_cached(request)
             if not request.params.pooling and self._becomes_cursor(num_tokens):
-                live.take_slot(request, highest=True, num_tokens=num_tokens)
+                live.take_slot(request, highest=True, num_tokens=num_tokens, waited_s=waited_s)
                 live.cursors.append(request)
                 self._admission.reset_hold()
                 continue
@@ -61,7 +62,7 @@ class Admitter:
                 break
             if not live.take_blocks(request, headroom_blocks=len(live.rows) + len(batch)):
                 break
-            live.take_slot(request, highest=False, num_tokens=num_tokens)
+            live.take_slot(request, highest=False, num_tokens=num_tokens, waited_s=waited_s)
             self._admission.reset_hold()
             num_long += is_long
             batch.append((request, num_tokens))

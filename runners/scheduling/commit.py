@@ -127,5 +127,6 @@ def _emit(
             prompt_logprobs=request.prompt_logprobs if first else None,
             cached_tokens=(request.cached_tokens or 0) if first else 0,
             embedding=embedding,
+            queue_s=request.queue_s if first else None,
         )
     )

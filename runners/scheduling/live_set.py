@@ -64,8 +64,10 @@ class LiveSet:
         self.fail(request, OutputError(self.cache.too_large(len(request.token_ids)), "context_length_exceeded"), now)
         return False
 
-    def take_slot(self, request: Request, *, highest: bool, num_tokens: int) -> None:
+    def take_slot(self, request: Request, *, highest: bool, num_tokens: int, waited_s: float) -> None:
         """Out of the queue into a free slot; its account pays for the `num_tokens` that are to be computed."""
+        if request.queue_s is None:
+            request.queue_s = waited_s
         request.slot = self.slots.take_highest() if highest else self.slots.take_lowest()
         self.waiting.take(request)
         _account(request).charge(num_tokens)

@@ -27,6 +27,7 @@ from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import DecodeRow, PlanKind, StepPlan
 from runners.simulation.recorder import ArrivalRecorder
 from runners.simulation.trace import Arrival, read_trace
+from runners.step_clock import StepClock
 from tests.support.eventually import eventually
 
 NUM_BLOCKS = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -211,3 +212,55 @@ def test_limits_of_the_profile(engine: ScriptedEngine) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
     assert client.post("/v1/completions", json={"prompt": [5]}).json()["usage"]["completion_tokens"] == 2
     assert engine.submissions[0].deadline_s == 7.0
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    (record,) = [record for record in caplog.records if record.name == "runners.requests"]
+    line: dict[str, Any] = json.loads(record.getMessage())
+    return line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_leaves_one_line_without_its_text(
+    engine: ScriptedEngine, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    client = TestClient(create_app(replace(SETTINGS, request_log=True), engine))
+    body = {"prompt": [5, 6], "max_tokens": 3, "user": "somebody", "stream": stream}
+    with caplog.at_level("INFO", logger="runners.requests"):
+        response = client.post("/v1/completions", json=body, headers={"x-request-id": "abc-1"})
+        client.get("/livez")
+    line = logged(caplog)
+    assert response.status_code == 200
+    assert line.pop("duration_s") > 0
+    assert line.pop("id").startswith("cmpl-")
+    assert line == {
+        "request_id": "abc-1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "key": "",
+        "model": "tiny",
+        "stream": stream,
+        "prompt_tokens": 2,
+        "cached_tokens": 0,
+        "completion_tokens": 3,
+        "finish_reasons": ["length"],
+    }
+
+
+def test_a_refused_request_leaves_its_error_code(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    client = TestClient(create_app(replace(SETTINGS, request_log=True), engine))
+    with caplog.at_level("INFO", logger="runners.requests"):
+        client.post("/v1/completions", json={"prompt": "some secret text", "max_tokens": "many"})
+    line = logged(caplog)
+    assert (line["status"], line["error"]) == (400, "invalid_request_error")
+    assert "secret" not in json.dumps(line)
+
+
+def test_a_stream_that_fails_leaves_the_error_too(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.reply = Reply([7], error=EngineUnavailableError("gone"))
+    client = TestClient(create_app(replace(SETTINGS, request_log=True), engine))
+    with caplog.at_level("INFO", logger="runners.requests"):
+        client.post("/v1/completions", json={"prompt": [5], "max_tokens": 3, "stream": True})
+    line = logged(caplog)
+    assert (line["status"], line["error"]) == (200, "engine_unavailable")

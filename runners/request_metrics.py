@@ -1,0 +1,85 @@
+"""What clients experience, counted where the engine's output arrives in the HTTP process."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from runners.errors import WavelaneError
+from runners.histogram import Histogram
+
+TTFT_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+ITL_BOUNDS_S = (
+    *(0.001, 0.0025, 0.004, 0.005, 0.006, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0),
+)
+LATENCY_BOUNDS_S = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0),
+)
+TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+ABORTED = "abort"
+
+
+class RequestTimes:
+    """One request's clock, in seconds of the monotonic clock."""
+
+    __slots__ = ("arrived_at", "first_at", "last_at", "num_generated", "num_prompt_tokens", "queue_s")
+
+    def __init__(self, arrived_at: float, num_prompt_tokens: int) -> None:
+        self.arrived_at = arrived_at
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_generated = 0
+        self.queue_s: float | None = None
+        self.first_at: float | None = None
+        self.last_at = arrived_at
+
+
+class RequestMetrics:
+    """Histograms and counters over all requests of this process."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(TTFT_BOUNDS_S)
+        self.inter_token_latency = Histogram(ITL_BOUNDS_S)
+        self.e2e_latency = Histogram(LATENCY_BOUNDS_S)
+        self.queue_time = Histogram(LATENCY_BOUNDS_S)
+        self.prefill_time = Histogram(LATENCY_BOUNDS_S)
+        self.decode_time = Histogram(LATENCY_BOUNDS_S)
+        self.prompt_tokens = Histogram(TOKEN_BOUNDS)
+        self.generation_tokens = Histogram(TOKEN_BOUNDS)
+        self.finished: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+
+    def tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
+        """New tokens arrived. The hot path: once a request and step."""
+        if times.first_at is not None:
+            self.inter_token_latency.observe(now - times.last_at)
+        else:
+            times.first_at = now
+            self.time_to_first_token.observe(now - times.arrived_at)
+        times.last_at = now
+        times.num_generated += num_tokens
+
+    def queued(self, times: RequestTimes, queue_s: float) -> None:
+        """The engine says how long the request waited for its place."""
+        times.queue_s = queue_s
+        self.queue_time.observe(queue_s)
+
+    def finish(self, times: RequestTimes, reason: str, now: float) -> None:
+        """The request ended without a fault of ours: `stop`, `length`, or `abort` when its client left."""
+        self.finished[reason] += 1
+        if reason == ABORTED:
+            return
+        self.e2e_latency.observe(now - times.arrived_at)
+        self.prompt_tokens.observe(times.num_prompt_tokens)
+        self.generation_tokens.observe(times.num_generated)
+        if times.first_at is not None:
+            self.decode_time.observe(now - times.first_at)
+            if times.queue_s is not None:
+                self.prefill_time.observe(max(0.0, times.first_at - times.arrived_at - times.queue_s))
+
+    def fail(self, error: WavelaneError) -> None:
+        self.errors[error.code or error.type] += 1

@@ -1,0 +1,48 @@
+"""The engine loop's step times, as the watchdog and the metrics want them."""
+
+from __future__ import annotations
+
+import time
+
+from runners.engine_io import Vitals
+from runners.loop_profile import LoopProfile
+from runners.scheduling.scheduler_output import StepPlan
+
+
+class StepClock:
+    """Stamps steps for the watchdog: a step may take `hung_factor` times what the slowest recent one predicts."""
+
+    _DECAY = 0.999
+
+    def __init__(
+        self, vitals: Vitals, hung_factor: float, hung_min_s: float, profile: LoopProfile | None = None
+    ) -> None:
+        self._vitals = vitals
+        self._profile = profile
+        self._hung_factor = hung_factor
+        self._hung_min_s = hung_min_s
+        self._slowest_s = 0.0
+        self._slowest_tokens = 1
+        self._started: dict[int, tuple[float, int, str]] = {}
+
+    def launch(self, plan: StepPlan) -> None:
+        now = time.monotonic()
+        self._started[plan.step_id] = (now, plan.num_tokens, plan.kind)
+        predicted_s = self._slowest_s * max(1.0, plan.num_tokens / self._slowest_tokens)
+        self._vitals.loop_stamp = now
+        self._vitals.step_limit_s = max(self._hung_min_s, self._hung_factor * predicted_s)
+
+    def complete(self, step_id: int) -> None:
+        now = time.monotonic()
+        self._vitals.loop_stamp = now
+        started = self._started.pop(step_id, None)
+        if started is not None:
+            if self._profile is not None:
+                self._profile.step(started[2], started[0], now)
+            self._slowest_s *= self._DECAY
+            if now - started[0] > self._slowest_s:
+                self._slowest_s, self._slowest_tokens = now - started[0], max(1, started[1])
+
+    def idle(self) -> None:
+        self._started.clear()
+        self._vitals.step_limit_s = None
