@@ -14,7 +14,7 @@ import pytest
 
 from configs.schema import AdmissionSection, Profile
 from runners.engine_client import EngineClient
-from runners.engine_core import EXIT_DEVICE_LOST, EXIT_LOOP_FAILED, EXIT_STOPPED, EngineCore, StepClock
+from runners.engine_core import EXIT_DEVICE_LOST, EXIT_LOOP_FAILED, EXIT_STOPPED, EngineCore
 from runners.engine_io import EngineIO, Vitals
 from runners.engine_state import EnginePhase
 from runners.errors import EngineUnavailableError, ModelNotFoundError, RequestFailedError
