@@ -33,8 +33,9 @@ class Engine:
     def __init__(self, decoder: Decoder, *, blocks: int = 300, prefix_cache: bool = True, **sections: object) -> None:
         cache = DeviceCache(decoder.config, blocks, 16, decoder.dtype)
         self.executor = TorchExecutor(decoder, cache, slots=SLOTS, max_context=decoder.max_context)
+        self.profile = Profile.model_validate(sections)
         self.scheduler = Scheduler(
-            Profile.model_validate(sections),
+            self.profile,
             self.executor.capabilities,
             CacheManager(blocks, 16, prefix_cache=prefix_cache),
             SchedulerLimits(max_context=decoder.max_context, slots=SLOTS),
