@@ -78,5 +78,5 @@ class Engine(Protocol):
     ) -> RequestStream: ...
 
     async def sessions(
-        self, model: str, session_id: str | None = None, *, delete: bool = False
+        self, model: str, session_id: str | None = None, *, key_id: str = "", delete: bool = False
     ) -> list[SessionFacts]: ...

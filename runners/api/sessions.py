@@ -11,7 +11,7 @@ from runners.messages import SessionFacts
 
 
 class Sessions(Endpoint):
-    """The list, or one session; DELETE forgets it. 404 for an unknown one, 409 while a request has it."""
+    """The caller's sessions, or one of them; DELETE forgets it. 404 for an unknown one, 409 while a request has it."""
 
     methods = ("GET", "HEAD", "DELETE")
 
@@ -21,7 +21,7 @@ class Sessions(Endpoint):
         if session_id is None:
             self.require_method(exchange, "GET", "HEAD")
         model, _ = self.model(None)
-        found = await self.engine.sessions(model, session_id, delete=delete)
+        found = await self.engine.sessions(model, session_id, key_id=exchange.key_id, delete=delete)
         if session_id is None:
             answer: dict[str, Any] = {"object": "list", "data": [_session_object(facts) for facts in found]}
         elif delete:

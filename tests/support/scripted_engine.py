@@ -174,7 +174,9 @@ class ScriptedEngine:
         self.refuse_after: int | None = None
         self.submitted = asyncio.Event()
 
-    async def sessions(self, model: str, session_id: str | None = None, *, delete: bool = False) -> list[SessionFacts]:
+    async def sessions(
+        self, model: str, session_id: str | None = None, *, key_id: str = "", delete: bool = False
+    ) -> list[SessionFacts]:
         if session_id is not None and session_id not in self.known_sessions:
             raise NotFoundError(f"no session {session_id!r}", code="session_not_found")
         found = [facts for name, facts in self.known_sessions.items() if session_id in (None, name)]

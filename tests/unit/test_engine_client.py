@@ -89,7 +89,7 @@ async def test_a_request_travels_whole(client: EngineClient, engine: Engine) -> 
     message = await engine.receive()
     assert isinstance(message, AddRequest)
     assert unpack_ids(message.prompt) == [1, 2, 3]
-    assert (message.model, message.priority, message.key_id, message.session_id) == ("m", 2, "k", "s")
+    assert (message.model, message.priority, message.key_id, message.session_id) == ("m", 2, "k", "k/s")
     assert message.arrival_time >= before
     assert message.deadline == message.arrival_time + 9.0
     assert message.params == PARAMS
@@ -339,6 +339,7 @@ async def test_prompt_tokens_that_wait_have_a_limit(engine: Engine) -> None:
         alone = await client.submit("m", [1] * 50, PARAMS, request_id="alone")
         with pytest.raises(RateLimitError, match="50 prompt tokens are waiting"):
             await submit(client, "refused")
+        await engine.receive()  # or the token would come before the request it belongs to
         engine.publish("alone", 7)  # its first token: it does not wait any more
         await anext(alone)
         first = await submit(client, "first")
