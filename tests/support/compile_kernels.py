@@ -32,8 +32,10 @@ def launch_all(shared_memory_is_large: bool) -> None:
     from kernels.triton_ops import (
         add_logit_bias,
         add_rms_norm,
+        advance_slots,
         apply_penalties,
         argmax,
+        decode_inputs,
         embedding,
         fused_linear,
         gated_activation,
@@ -63,6 +65,9 @@ def launch_all(shared_memory_is_large: bool) -> None:
     counts = torch.zeros(2, VOCAB, dtype=torch.int32)
     apply_penalties.apply_penalties(logits, counts, counts.bool(), longs, floats, floats, floats)
     add_logit_bias.add_logit_bias(logits, longs, longs, floats)
+    decode_inputs.decode_inputs(ids, ids, ids, torch.zeros(2, 32, dtype=torch.int32), 16, 16)
+    for table in (counts, None):
+        advance_slots.advance_slots(longs, longs, logits, longs, ids, ids, ids, table)
     for head_dim in (64, 80, 96, 128, 256):
         launch_attention(head_dim, shared_memory_is_large)
 
