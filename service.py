@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Annotated
+
 import bentoml
+from bentoml.exceptions import BentoMLException
+from pydantic import Field
 
 from configs.api_keys import ApiKeysError
 from configs.loader import ProfileError, load_profile
+from runners.api.protocol import CompletionRequest
+from runners.errors import WavelaneError
 from runners.server import Server
 
 NAME = "wavelane"
@@ -51,6 +59,27 @@ class Wavelane:
     @bentoml.on_shutdown
     async def stop(self) -> None:
         await server.stop()
+
+    @bentoml.api
+    async def generate(
+        self,
+        context: bentoml.Context,
+        prompt: Annotated[str, Field(min_length=1)],
+        max_tokens: Annotated[int, Field(ge=0)] = 128,
+        temperature: Annotated[float, Field(ge=0, le=2)] = 1.0,
+        top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
+        seed: int | None = None,
+        stop: list[str] | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """Continue `prompt`; the text comes in pieces."""
+        request = CompletionRequest(
+            prompt=prompt, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
+        try:
+            async for text in server.completions.stream(request, context.request.headers.raw):
+                yield text
+        except WavelaneError as error:
+            raise BentoMLException(error.message, error_code=HTTPStatus(error.status)) from error
 
     async def __is_ready__(self) -> bool:
         return server.is_ready

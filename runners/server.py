@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from configs.api_keys import load_api_keys
 from configs.loader import ResolvedProfile
 from runners.api.app import create_app
+from runners.api.native import NativeCompletions
 from runners.api.settings import ApiSettings
 from runners.drain_signals import DrainSignals
 from runners.engine_client import EngineClient
@@ -46,6 +47,7 @@ class Server:
         )
         self.supervisor = EngineSupervisor(resolved, self.client, self._on_ready)
         self.app: Starlette = create_app(self._settings, self.client, self._text)
+        self.completions = NativeCompletions(self.app.state)
 
     def start(self) -> None:
         """Start the engine in the background. On the main thread, on the running asyncio loop; does not block."""

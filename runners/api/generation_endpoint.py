@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -160,6 +161,21 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
         await exchange.until_disconnect(self._generate(exchange, request))
 
     async def _generate(self, exchange: Exchange, request: RequestT) -> None:
+        async with self.generation(request, exchange.key_id) as (generation, plan):
+            try:
+                if request.stream:
+                    await self.stream(exchange, generation)
+                else:
+                    results = await collect(generation.choices)
+                    if plan.chooses_best:
+                        results = generation.keep_best(results, plan)
+                    await exchange.reply(self.answer(generation, results))
+            finally:
+                exchange.facts |= generation.facts()
+
+    @asynccontextmanager
+    async def generation(self, request: RequestT, key_id: str) -> AsyncIterator[tuple[Generation[RequestT], Plan]]:
+        """A checked and submitted request; at the end of the block nothing of it is left in the engine."""
         model, info = self.model(request.model)
         validation.check_supported(request)
         assets = self.text_assets(info)
@@ -192,18 +208,11 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             prompt_field=self.prompt_field,
         )
         try:
-            await self._submit(exchange, generation, plan, options)
-            if request.stream:
-                await self.stream(exchange, generation)
-            else:
-                results = await collect(generation.choices)
-                if plan.chooses_best:
-                    results = generation.keep_best(results, plan)
-                await exchange.reply(self.answer(generation, results))
+            await self._submit(generation, plan, options, key_id)
+            yield generation, plan
         finally:
             for choice in [*generation.choices, *generation.discarded]:
                 choice.abort()
-            exchange.facts |= generation.facts()
 
     async def stream(self, exchange: Exchange, generation: Generation[RequestT]) -> None:
         """Every choice as it is generated."""
@@ -233,16 +242,14 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             self._token_texts[model] = known
         return known[1]
 
-    async def _submit(
-        self, exchange: Exchange, generation: Generation[RequestT], plan: Plan, options: TextOptions
-    ) -> None:
+    async def _submit(self, generation: Generation[RequestT], plan: Plan, options: TextOptions, key_id: str) -> None:
         submitter = Submitter(
             self.engine,
             plan,
             generation.info,
             generation.model,
             generation.id,
-            key_id=exchange.key_id,
+            key_id=key_id,
             cache_salt=generation.request.cache_salt or "",
             limit_s=self.settings.request_deadline_s,
         )
