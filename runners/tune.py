@@ -24,7 +24,7 @@ from runners.simulate import add_device_arguments, describe_costs, device_of
 from runners.simulation.front import draw_front
 from runners.simulation.named_traces import NAMED_TRACES
 from runners.simulation.run import simulate
-from runners.simulation.search import Candidate, Evaluation, Slo, apply, search, simplify
+from runners.simulation.search import Candidate, Evaluation, Slo, Trials, apply, search, simplify
 from runners.simulation.summary import Distribution, Summary, summarize, table
 from runners.simulation.trace import Arrival, read_trace, split
 
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", default="balanced", help="preset to start from and to beat (default balanced)")
     parser.add_argument("--output", type=Path, default=Path("tuned.yaml"), help="profile to write (default tuned.yaml)")
     parser.add_argument("--plot", type=Path, help="Pareto front, .html or .png")
-    parser.add_argument("--evaluations", type=int, default=240, help="profiles to try (default 240)")
+    parser.add_argument("--evaluations", type=int, default=160, help="profiles to try (default 160)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     add_device_arguments(parser)
@@ -64,19 +64,13 @@ def _run(arguments: argparse.Namespace) -> None:
     base = load_profile(arguments.base, {}).profile
     starts = [load_profile(name, {}).profile for name in preset_names() if name != arguments.base]
     found: list[Evaluation] = []
+    trials = Trials(train, base, device, arguments.slo)
     for evaluation in search(
-        train,
-        base,
-        device,
-        arguments.slo,
-        starts=starts,
-        evaluations=arguments.evaluations,
-        seed=arguments.seed,
-        workers=arguments.workers,
+        trials, starts=starts, evaluations=arguments.evaluations, seed=arguments.seed, workers=arguments.workers
     ):
         found.append(evaluation)
         _progress(len(found), arguments.evaluations, min(e.score for e in found))
-    chosen = simplify(found, train, base, device, arguments.slo)
+    chosen = simplify(found, trials)
     before = summarize(simulate(held_out, base, device, name=arguments.base))
     after = summarize(simulate(held_out, apply(base, chosen.candidate), device, name="tuned"))
     what = f"{arguments.trace}: {len(train)} requests to search on, {len(held_out)} held out; {describe_costs(device)}"
