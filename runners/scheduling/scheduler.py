@@ -91,7 +91,9 @@ class Scheduler:
         """A new request. One that cannot be served gets its error as an output."""
         live = self.live
         try:
-            if len(live.waiting) >= self.policies.max_queued_requests:
+            # As the front end counts: who will get a free slot is not queued. Else a burst that it let pass would be
+            # refused here, after the status of the answer has left.
+            if len(live.waiting) - live.slots.num_free >= self.policies.max_queued_requests:
                 raise RateLimitError(f"The queue is full: {len(live.waiting)} requests are waiting.")
             if message.request_id in live.requests:
                 raise InvalidRequestError(f"A request {message.request_id!r} is being served already.")

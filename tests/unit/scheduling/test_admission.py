@@ -132,6 +132,17 @@ def test_a_full_queue_refuses():
     assert scenario.tokens("w1") == scenario.expected("w1", 1)
 
 
+def test_free_slots_do_not_count_as_queue():
+    scenario = Scenario(slots=2, admission={"max_queued_requests": 1})
+    for number in range(4):
+        scenario.request(f"r{number}", 20, 1)
+    scenario.run()
+    assert [scenario.tokens(f"r{number}") for number in range(3)] == [scenario.expected(f"r{n}", 1) for n in range(3)]
+    error = scenario.end("r3")
+    assert isinstance(error, OutputError)
+    assert error.code == "rate_limit_exceeded"
+
+
 # --- cold burst -----------------------------------------------------------------------------------------------------
 
 
