@@ -14,6 +14,8 @@ from runners.messages import ModelInfo
 from runners.request import SamplingParams
 
 MAX_STOPS = 16
+# The table that finds them is built on the event loop: a megabyte would hold everyone up for a second.
+MAX_STOP_CHARS = 1000
 MAX_CHOICES_PER_PROMPT = 128
 MAX_CHOICES = 4096
 MAX_LOGPROBS = 20
@@ -68,7 +70,7 @@ def check_supported(request: GenerationFields) -> None:
 
 
 def stop_strings(request: GenerationFields) -> list[str]:
-    """The stop strings, possibly none. InvalidRequestError for an empty one and for more than 16."""
+    """The stop strings, possibly none. InvalidRequestError for an empty or very long one and for more than 16."""
     stops = [request.stop] if isinstance(request.stop, str) else (request.stop or [])
     if len(stops) > MAX_STOPS:
         raise InvalidRequestError(
@@ -76,6 +78,10 @@ def stop_strings(request: GenerationFields) -> list[str]:
         )
     if any(not stop for stop in stops):
         raise InvalidRequestError("Invalid value for 'stop': a stop string must not be empty.", param="stop")
+    if any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise InvalidRequestError(
+            f"Invalid value for 'stop': a stop string may have at most {MAX_STOP_CHARS} characters.", param="stop"
+        )
     return stops
 
 

@@ -144,6 +144,16 @@ def test_any_object_is_parsed_or_refused(body: dict[str, Any]) -> None:
         assert len(error_body(error)) < 4096
 
 
+def test_a_very_long_stop_string_is_refused() -> None:
+    def stops_of(length: int) -> list[str]:
+        return validation.stop_strings(CompletionRequest(stop=["a", "b" * length]))
+
+    assert stops_of(validation.MAX_STOP_CHARS)[1] == "b" * validation.MAX_STOP_CHARS
+    error = refusal_of(lambda: stops_of(validation.MAX_STOP_CHARS + 1))
+    assert error is not None
+    assert error.param == "stop"
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_refused(body: bytes) -> None:
     error = refusal_of(lambda: COMPLETION.parse(b"[" + body))  # an array is never a request

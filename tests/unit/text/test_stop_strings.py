@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.text.stop_strings import StopMatcher
+from runners.text.stop_strings import StopMatcher, automaton_of
 
 letters = st.text(alphabet="abc", max_size=40)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4)
@@ -76,3 +76,12 @@ def test_nothing_after_a_match() -> None:
 def test_empty_stop_strings_match_nothing() -> None:
     matcher = StopMatcher(["", "x"])
     assert matcher.push("abc") == ("abc", None)
+
+
+def test_choices_share_one_table_and_nothing_else() -> None:
+    built = automaton_of.cache_info().misses
+    one, other = StopMatcher(["shared", "table"]), StopMatcher(["shared", "table"])
+    assert automaton_of.cache_info().misses == built + 1
+    assert one.push("a sha") == ("a ", None)
+    assert other.push("red") == ("red", None)
+    assert one.push("red") == ("", "shared")
