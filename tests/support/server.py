@@ -33,26 +33,35 @@ def eventually(condition: Callable[[], Any], limit_s: float = 30.0, interval_s: 
 
 
 class BentoServer:
-    """One `bentoml serve service:Wavelane`. `env` holds profile variables; output goes to `folder/server.log`.
+    """One `bentoml serve`, of the project or of `target`. `env` holds profile variables; output goes to `log_path`, or
+    to server.log in `log_folder`.
 
     Every process of it carries a mark in its environment, so that orphans are found whoever their parent is.
     """
 
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        log_folder: Path,
+        env: Mapping[str, str],
+        *,
+        target: str = "service:Wavelane",
+        folder: Path = ROOT,
+        log_path: Path | None = None,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log_path = folder / "server.log"
+        self.log_path = log_folder / "server.log" if log_path is None else log_path
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WAVELANE_")}
         if "WAVELANE_CACHE" in os.environ:
             environment["WAVELANE_CACHE"] = os.environ["WAVELANE_CACHE"]
         environment |= {"BENTOML_DO_NOT_TRACK": "True", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         environment |= {_MARK: self.mark, **env}
-        command = [sys.executable, "-m", "bentoml", "serve", "service:Wavelane", "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1"]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port)],
-                cwd=ROOT,
+                cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -87,7 +96,7 @@ class BentoServer:
         raise KeyError(name)
 
     def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
+        return self.log_path.read_text(errors="replace") if self.log_path.is_file() else ""
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
         def ready() -> bool:

@@ -1,0 +1,240 @@
+"""Faults under load, again and again: each time clients hear of it, the server comes back, and nothing is left held.
+
+`WAVELANE_TEST_KILLS` and `WAVELANE_TEST_STOPS` say how often (CI: few). What clients saw and how long it took is
+shown by `pytest -s`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.server import BentoServer, eventually
+from tests.support.tiny_tokenizers import write_byte_level
+
+KILLS = int(os.environ.get("WAVELANE_TEST_KILLS", "3"))
+STOPS = int(os.environ.get("WAVELANE_TEST_STOPS", "1"))
+CLIENTS = 8
+DEAD_LIMIT_S = 6.0
+
+ENV = {
+    "WAVELANE_ENGINE__EXECUTOR": "simulated",
+    "WAVELANE_MODELS__0__SERVED_NAMES": "[tiny]",
+    "WAVELANE_SIMULATED__VOCAB_SIZE": "256",
+    "WAVELANE_SIMULATED__STEP_US": "5000",
+    "WAVELANE_WATCHDOG__RESTART_BACKOFF_S": "0.1",
+    "WAVELANE_WATCHDOG__RESTART_BACKOFF_MAX_S": "0.2",
+}
+
+
+def start(folder: Path, **options: Any) -> BentoServer:
+    model = folder / "model"
+    model.mkdir()
+    write_byte_level(model)
+    env = {**ENV, "WAVELANE_MODELS__0__SOURCE": str(model), **options.pop("env", {})}
+    return BentoServer(folder, env, **options)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[BentoServer]:
+    with start(tmp_path) as server:
+        server.wait_ready()
+        yield server
+
+
+class Load:
+    """Clients that send one request after another; `seen` counts how each ended."""
+
+    def __init__(self, server: BentoServer) -> None:
+        self.seen: Counter[str] = Counter()
+        self._url = f"{server.url}/v1/completions"
+        self._is_stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(CLIENTS)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a client hangs"
+
+    def _run(self, number: int) -> None:
+        with httpx.Client(timeout=50) as client:
+            while not self._is_stopping.is_set():
+                self.seen[self._ask(client, streams=number % 2 == 0)] += 1
+
+    def _ask(self, client: httpx.Client, *, streams: bool) -> str:
+        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 50, "ignore_eos": True, "stream": streams}
+        try:
+            response = client.post(self._url, json=body)
+        except httpx.HTTPError as error:
+            return f"broken: {type(error).__name__}"
+        if response.status_code == 503:
+            assert int(response.headers["retry-after"]) >= 1
+            time.sleep(0.05)
+            return "503"
+        if response.status_code != 200:
+            return f"status {response.status_code}"
+        if not streams:
+            return "good" if response.json()["usage"]["completion_tokens"] == 50 else "short answer"
+        if not response.text.endswith("data: [DONE]\n\n"):
+            return "no end"
+        if '"error"' in response.text:
+            assert '"engine_unavailable"' in response.text
+            return "error event"
+        return "good" if response.text.count("data: ") >= 2 else "short stream"
+
+
+ALLOWED = {"good", "503", "error event"}
+
+
+def strike(server: BentoServer, load: Load, number: signal.Signals) -> float:
+    """Hit the engine while requests run; seconds until the server is ready again with another engine."""
+    good = load.seen["good"]
+    eventually(lambda: load.seen["good"] > good)
+    eventually(lambda: server.engine_stats()["running"] > 0)
+    engine_pid = server.engine_pid
+    assert engine_pid is not None
+    os.kill(engine_pid, number)
+    started = time.monotonic()
+    eventually(lambda: server.status("/readyz") == 503, DEAD_LIMIT_S, 0.005)
+    assert server.status("/livez") == 200
+    eventually(lambda: server.status("/readyz") == 200, 60, 0.02)
+    assert not psutil.pid_exists(engine_pid)
+    return time.monotonic() - started
+
+
+def assert_nothing_is_held(server: BentoServer) -> None:
+    def free() -> bool:
+        stats = server.engine_stats()
+        return bool(stats["running"] == stats["waiting"] == 0 and stats["free_blocks"] == stats["total_blocks"])
+
+    eventually(free)
+    assert server.metric("wavelane_streams_open") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, KILLS), (signal.SIGSTOP, STOPS)])
+def test_an_engine_struck_again_and_again(server: BentoServer, number: signal.Signals, times: int) -> None:
+    with Load(server) as load:
+        seconds = [strike(server, load, number) for _ in range(times)]
+        good = load.seen["good"]
+        eventually(lambda: load.seen["good"] >= good + CLIENTS)
+    took = f"ready after {min(seconds):.2f} to {max(seconds):.2f} s"
+    print(f"\n{number.name} x{times}: {took}; clients saw {dict(load.seen)}")
+    assert set(load.seen) <= ALLOWED, load.seen
+    assert load.seen["503"] + load.seen["error event"] > 0
+    assert server.metric("wavelane_engine_restarts_total") == times
+    assert_nothing_is_held(server)
+
+
+@pytest.mark.slow
+def test_a_log_on_a_full_disk(tmp_path: Path) -> None:
+    """Every write of a log line fails with ENOSPC, in both processes; requests do not notice."""
+    with start(tmp_path, log_path=Path("/dev/full")) as server:
+        server.wait_ready()
+        with Load(server) as load:
+            strike(server, load, signal.SIGKILL)  # which has much to say
+            good = load.seen["good"]
+            eventually(lambda: load.seen["good"] >= good + CLIENTS)
+        assert set(load.seen) <= ALLOWED, load.seen
+        assert_nothing_is_held(server)
+
+
+SHIFTED_CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+
+/* The wall clock, moved by the seconds that stand in a file; other clocks as they are. */
+static long shift(void) {
+    long seconds = 0;
+    const char *path = getenv("SHIFT_FILE");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (file) {
+        if (fscanf(file, "%ld", &seconds) != 1) seconds = 0;
+        fclose(file);
+    }
+    return seconds;
+}
+
+int clock_gettime(clockid_t id, struct timespec *result) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, result);
+    if (status == 0 && id == CLOCK_REALTIME) result->tv_sec += shift();
+    return status;
+}
+
+int gettimeofday(struct timeval *result, void *zone) {
+    struct timespec now;
+    (void)zone;
+    int status = clock_gettime(CLOCK_REALTIME, &now);
+    result->tv_sec = now.tv_sec;
+    result->tv_usec = now.tv_nsec / 1000;
+    return status;
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_wall_clock_that_jumps(tmp_path: Path) -> None:
+    """A day ahead, then a week back: no beat counts as missed, no deadline as passed, no request ends."""
+    source, library, shift = tmp_path / "clock.c", tmp_path / "clock.so", tmp_path / "shift"
+    source.write_text(SHIFTED_CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    shift.write_text("0")
+    env = {
+        "LD_PRELOAD": str(library),
+        "SHIFT_FILE": str(shift),
+        "WAVELANE_LIMITS__REQUEST_DEADLINE_S": "60",
+    }
+    with start(tmp_path, env=env) as server:
+        server.wait_ready()
+        engine_pid = server.engine_pid
+        body = {"model": "tiny", "prompt": [1], "max_tokens": 2, "ignore_eos": True}
+        created = []
+        with Load(server) as load:
+            for seconds in (0, 86_400, -604_800):
+                shift.write_text(str(seconds))
+                created.append(server.http.post("/v1/completions", json=body).json()["created"])
+                good = load.seen["good"]
+                eventually(lambda good=good: load.seen["good"] >= good + 2 * CLIENTS)  # type: ignore[misc]
+                time.sleep(2.5)  # beats and the watchdog's ticks
+                assert server.status("/readyz") == 200
+        assert created[1] - created[0] > 80_000, "the clock did not jump"
+        assert created[0] - created[2] > 600_000
+        assert set(load.seen) == {"good"}
+        assert server.engine_pid == engine_pid
+        assert server.metric("wavelane_engine_restarts_total") == 0
+        assert_nothing_is_held(server)
+
+
+def test_nobody_else_can_speak_to_the_engine(server: BentoServer) -> None:
+    """Its socket has lost its name once the HTTP process is connected, and it listens nowhere else."""
+    engine = psutil.Process(server.engine_pid)
+    named = [connection.laddr for connection in engine.net_connections(kind="unix") if connection.laddr]
+    assert [name for name in named if "wavelane-" in name], "its own socket is not among them"
+    assert [name for name in named if Path(name).exists()] == []
+    assert engine.net_connections(kind="inet") == []
