@@ -9,7 +9,8 @@ from runners.api.protocol import ChatCompletionRequest
 from runners.api.structured import refused, requested_grammar, requested_schema
 from runners.api.tools import ToolChoice, ToolUse, marker_writer, special_markers, tool_use
 from runners.errors import InvalidRequestError
-from runners.grammar.grammars import GrammarError, check
+from runners.grammar.grammars import check
+from runners.grammar.limits import GrammarError
 from runners.grammar.tool_grammars import answer_grammar, json_rule, tool_grammar
 from runners.text.assets import TextAssets
 from runners.text.message_parser import MessageParser

@@ -10,7 +10,7 @@ from runners.api.prompts import TextThreads
 from runners.api.protocol import GenerationFields
 from runners.errors import InvalidRequestError
 from runners.grammar import grammars
-from runners.grammar.grammars import GrammarError
+from runners.grammar.limits import GrammarError
 
 _MAKERS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], str]]] = {
     "json": ((str, dict), grammars.from_json_schema),

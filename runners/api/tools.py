@@ -12,6 +12,7 @@ from typing import Any
 from runners.api.protocol import ChatCompletionRequest
 from runners.errors import InvalidRequestError
 from runners.grammar.grammars import quoted
+from runners.grammar.limits import GrammarError, check_schema
 from runners.grammar.tool_grammars import NO_PARAMETERS, Function
 from runners.text.tokenizer import Tokenizer
 from runners.text.tool_formats import ToolFormat
@@ -66,6 +67,10 @@ def checked_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | 
             )
         if not isinstance(function.get("parameters") or {}, dict):
             raise InvalidRequestError("Invalid value for 'tools': parameters must be a JSON schema.", param="tools")
+        try:
+            check_schema(function.get("parameters") or {})
+        except GrammarError as error:
+            raise InvalidRequestError(f"Invalid value for 'tools': parameters: {error}.", param="tools") from None
     return tools or None
 
 

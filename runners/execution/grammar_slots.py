@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.grammar.compiler import GrammarCompiler
-from runners.grammar.grammars import GrammarError
+from runners.grammar.limits import GrammarError
 from runners.scheduling.scheduler_output import SlotInit
 
 _MASK_THREADS = 4

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import llguidance
 
-from runners.grammar.grammars import GrammarError
+from runners.grammar.limits import GrammarError
 from runners.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 import llguidance
 import pytest
 
-from runners.grammar import grammars
+from runners.grammar import grammars, limits
 from runners.grammar.compiler import GrammarCompiler, grammar_vocabulary
 from runners.grammar.gate import GrammarGate
 from runners.grammar.grammars import GrammarError
@@ -51,6 +51,17 @@ def accepts(compiler: GrammarCompiler, grammar: str, text: str) -> bool:
         (grammars.from_notation('start: "a" b\nb: "c" | "d" b'), ["ac", "addc"], ["a", "ad", "c"]),
         (grammars.from_notation('root ::= "a" b\nb ::= "c" | "d" b'), ["ac", "addc"], ["a", "ad", "c"]),
         (grammars.from_json_schema({"type": "integer", "minimum": -3, "maximum": 12}), ["-3", "12", "0"], ["13", "-4"]),
+        (grammars.from_json_schema({"type": "integer"}), ["0", str(-(2**53) + 1)], [str(2**53), "9" * 30]),
+        (
+            grammars.from_json_schema({"type": "number", "minimum": 0, "maximum": 1}),
+            ["0.5", "1"],
+            ["0.0" + "1" * 20, "2"],
+        ),
+        (grammars.from_json_schema({"type": "number"}), ["6.02e23", "-1"], ["x"]),
+        (grammars.from_json_schema({"type": ["integer", "null"], "minimum": 10}), ["null", "10"], ["9", "9" * 30]),
+        (grammars.from_json_schema({"type": "integer", "minimum": 10**17}), [str(10**17)], ["5"]),
+        (grammars.from_json_schema({"type": "integer", "maximum": -(10**17)}), [str(-(10**17))], ["5"]),
+        (grammars.from_json_schema({"items": {"anyOf": [{"type": "integer"}]}, "type": "array"}), ["[1]"], ["[1" * 30]),
         (grammars.from_json_schema('{"enum": ["a", 1, null]}'), ['"a"', "1", "null"], ['"b"', "true"]),
         (grammars.from_json_schema(grammars.ANY_OBJECT), ["{}", '{"a": [1, {"b": null}]}'], ["[]", "1", "{}{}"]),
         (grammars.from_json_schema({"oneOf": [{"const": 1}, {"type": "string"}]}), ["1", '"x"'], ["2"]),
@@ -65,6 +76,9 @@ def test_what_a_grammar_allows(compiler: GrammarCompiler, grammar: str, good: li
     ("make", "reason"),
     [
         (lambda: grammars.from_json_schema({"type": "foo"}), "foo"),
+        (lambda: grammars.from_json_schema({"type": "integer", "minimum": "x"}), "minimum"),
+        (lambda: grammars.from_json_schema({"type": "object", "properties": [1]}), "properties"),
+        (lambda: grammars.from_json_schema({"type": 5}), "type"),
         (lambda: grammars.from_json_schema({"type": "string", "pattern": "(?=a)b"}), "look-around"),
         (lambda: grammars.from_json_schema({"unevaluatedProperties": False, "type": "object"}), "unevaluated"),
         (lambda: grammars.from_json_schema({"type": "integer", "minimum": 3, "maximum": 2}), "greater"),
@@ -76,13 +90,45 @@ def test_what_a_grammar_allows(compiler: GrammarCompiler, grammar: str, good: li
         (lambda: grammars.from_choices(["a", ""]), "empty"),
         (lambda: grammars.from_notation("nonsense"), "nonsense"),
         (lambda: grammars.from_notation("root ::= undefined"), "undefined"),
-        (lambda: grammars.from_regex("a" * (grammars.MAX_GRAMMAR_CHARS + 1)), "at most"),
+        (lambda: grammars.from_regex("a" * (limits.MAX_GRAMMAR_CHARS + 1)), "at most"),
     ],
 )
 def test_a_bad_grammar_is_refused_with_its_reason(make: object, reason: str) -> None:
     assert callable(make)
     with pytest.raises(GrammarError, match=reason):
         grammars.check(make())
+
+
+def nested(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+CHAIN = {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(20_000)}, "$ref": "#/$defs/d0"}
+RULES = "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(20_000)) + '\nr20000: "a"'
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: grammars.from_json_schema({"type": "integer", "minimum": -(10**20), "maximum": -(10**20)}), "2.62"),
+        (lambda: grammars.from_json_schema({"items": [{"x": {"maximum": -1e300}}]}), "2.62"),
+        (lambda: grammars.from_json_schema(nested(40_000)), "deep"),
+        (lambda: grammars.from_json_schema(CHAIN), "references"),
+        (lambda: grammars.from_notation(RULES), "lines"),
+        (lambda: grammars.from_notation(RULES.replace(":", " ::=").replace("start", "root")), "lines"),
+        (
+            lambda: grammars.from_notation('start: %json {"type": "integer", "maximum": -1e20}'),
+            "%json",
+        ),
+    ],
+)
+def test_what_would_bring_the_library_down_never_reaches_it(make: object, reason: str) -> None:
+    assert callable(make)
+    with pytest.raises(GrammarError, match=reason):
+        make()
 
 
 def test_the_end_is_allowed_only_where_the_grammar_accepts(compiler: GrammarCompiler) -> None:

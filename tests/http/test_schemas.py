@@ -1,0 +1,71 @@
+"""JSON schemas as response formats of the default model: nearly all answers are complete, every complete one valid."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.support.http_server import Server
+from tests.support.json_schemas import all_schemas
+
+pytestmark = pytest.mark.model
+
+CHAT = "/v1/chat/completions"
+MAX_TOKENS = 512
+SAMPLE = all_schemas()[::10]
+
+
+async def answer(server: Server, schema: dict[str, Any]) -> str | None:
+    """The text of a complete answer, None for one that ran into its limit."""
+    task = f"Make up an example and write it as JSON by this schema: {json.dumps(schema)[:600]}"
+    wanted = {"type": "json_schema", "json_schema": {"name": "example", "strict": True, "schema": schema}}
+    choice = (
+        await server.answer(
+            CHAT,
+            messages=[{"role": "user", "content": task}],
+            response_format=wanted,
+            max_tokens=MAX_TOKENS,
+            temperature=0.7,
+            seed=1,
+        )
+    )["choices"][0]
+    assert choice["finish_reason"] in ("stop", "length")
+    text: str = choice["message"]["content"]
+    return text if choice["finish_reason"] == "stop" else None
+
+
+async def check(server: Server, schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every complete answer is valid; returns the schemas whose answers are not complete."""
+    room = asyncio.Semaphore(8)
+
+    async def one(schema: dict[str, Any]) -> str | None:
+        async with room:
+            return await answer(server, schema)
+
+    texts = await asyncio.gather(*map(one, schemas))
+    for schema, text in zip(schemas, texts, strict=True):
+        if text is not None:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    return [schema for schema, text in zip(schemas, texts, strict=True) if text is None]
+
+
+def test_the_set() -> None:
+    schemas = all_schemas()
+    assert len({json.dumps(schema, sort_keys=True) for schema in schemas}) == 200
+    for schema in schemas:
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+async def test_a_sample(smollm2: Server) -> None:
+    assert len(await check(smollm2, SAMPLE)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_all_of_them(smollm2: Server) -> None:
+    incomplete = await check(smollm2, all_schemas())
+    assert len(incomplete) <= 10, incomplete
