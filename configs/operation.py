@@ -47,6 +47,7 @@ class AuthSection(Section):
     """Who may use the API. Without any key everyone may, except what needs an admin key."""
 
     keys: Annotated[tuple[ApiKeySection, ...], FromList] = ()
+    """The keys, by name and hash."""
     keys_file: str | None = None
     """YAML file with a list of more keys, such as a mounted secret; read at the start. Keys in plain text may come in
     the variable WAVELANE_API_KEYS, separated by commas."""
@@ -75,9 +76,11 @@ class WatchdogSection(Section):
     hung_factor: Annotated[float, Field(gt=1)] = 20.0
     """A step that takes this many times its predicted time, and at least `hung_min_s`: hung."""
     hung_min_s: PositiveFloat = 30.0
+    """No shorter step counts as hung, whatever its predicted time."""
     restart_backoff_s: PositiveFloat = 0.5
     """Wait before the first restart; doubles up to `restart_backoff_max_s`."""
     restart_backoff_max_s: PositiveFloat = 30.0
+    """Longest wait before a restart."""
 
 
 class FairnessSection(Section):

@@ -90,6 +90,7 @@ class WaveSection(Section):
     """Many short prompts in one pass."""
 
     enabled: bool = True
+    """Off: every prompt runs by itself or in mixed steps."""
     grouping: Literal["varlen", "same_length"] = "varlen"
     """varlen packs prompts of any length up to the limit; same_length only equal ones."""
     max_prompt_tokens: PositiveInt = 64
@@ -122,6 +123,7 @@ class SeqSection(Section):
     """The path for exactly one live request."""
 
     enabled: bool = True
+    """Off: one live request runs as a batch of one."""
 
 
 class DecodeSection(Section):
@@ -166,12 +168,16 @@ class KvSection(Section):
     """The KV cache."""
 
     pool: PoolSection = PoolSection(gpu_fraction=0.9)
+    """How much memory it takes; a profile's `pool` replaces this one as a whole."""
     block_tokens: Literal[16, 32, 64] = 16
     """Tokens in one block."""
     quota_blocks: PositiveInt | None = None
     """Blocks this model may hold; None: all of the pool."""
     prefix_cache: bool = True
     """Keep the blocks of finished requests for prompts that begin alike."""
+    prefix_cache_scope: Literal["key", "server"] = "key"
+    """Who shares them: the requests of one API key, or all. A known beginning answers faster: with `server` a client
+    can learn from the time to the first token whether another key has sent a text that it guesses."""
     session_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
     """A session unused for this long gives its blocks back."""
 
@@ -182,14 +188,18 @@ class SimulatedSection(Section):
     cost_model: str | None = None
     """JSON file of step costs; None: every step takes `step_us`."""
     step_us: NonNegativeInt = 1000
+    """Duration of every step without a cost model."""
     vocab_size: PositiveInt = 49152
+    """Made-up tokens are below this id."""
     max_context: PositiveInt = 8192
+    """Longest prompt plus completion [tokens]."""
 
 
 class Profile(Section):
     """All settings of one server."""
 
     models: Annotated[tuple[ModelSection, ...], Field(min_length=1, max_length=1)] = (ModelSection(),)
+    """The models that are served: one, so far."""
     engine: EngineSection = EngineSection()
     admission: AdmissionSection = AdmissionSection()
     wave: WaveSection = WaveSection()

@@ -290,6 +290,7 @@ def _assemble(
         info.total_blocks,
         info.block_tokens,
         prefix_cache=profile.kv.prefix_cache,
+        shared_by_keys=profile.kv.prefix_cache_scope == "server",
         session_ttl_s=profile.kv.session_ttl_s,
         quota_blocks=profile.kv.quota_blocks,
     )

@@ -70,7 +70,7 @@ class MethodNotAllowedError(ClientError):
 
 
 class ConflictError(ClientError):
-    """The session is in use by another request."""
+    """The session is in use by another request, or was begun with another salt."""
 
     status = 409
     type = "conflict_error"

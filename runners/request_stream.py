@@ -67,7 +67,12 @@ _ERRORS_BY_CODE: dict[str, type[WavelaneError]] = {
         RequestTimeoutError,
     )
     if kind.default_code is not None
-} | {"session_busy": ConflictError, "session_not_found": NotFoundError, "invalid_request": InvalidRequestError}
+} | {
+    "session_busy": ConflictError,
+    "session_salt_mismatch": ConflictError,
+    "session_not_found": NotFoundError,
+    "invalid_request": InvalidRequestError,
+}
 
 
 def error_of(error: OutputError) -> WavelaneError:

@@ -13,11 +13,14 @@ from runners.kv_cache.block_pool import BlockPool
 from runners.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
 from runners.kv_cache.sessions import BlockTable, Session, SessionStore
 
+_NO_SALT = root_digest()
+
 
 class CacheManager:
     """KV bookkeeping of one model. Knows tokens and blocks, not requests.
 
-    `prefix_cache` false: nothing is shared between requests; sessions work all the same.
+    `prefix_cache` false: nothing is shared between requests; sessions work all the same. `shared_by_keys` true:
+    requests of different API keys share too.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class CacheManager:
         block_tokens: int = 16,
         *,
         prefix_cache: bool = True,
+        shared_by_keys: bool = False,
         session_ttl_s: float = 3600.0,
         quota_blocks: int | None = None,
     ) -> None:
@@ -33,8 +37,8 @@ class CacheManager:
         self.pool = BlockPool(num_blocks, quota_blocks)
         self.prefix = PrefixCache(self.pool)
         self.prefix_enabled = prefix_cache
-        self.sessions = SessionStore(session_ttl_s, self.release, self.new_table)
-        self._no_salt = root_digest("")
+        self.shared_by_keys = shared_by_keys
+        self.sessions = SessionStore(session_ttl_s, self.release)
 
     # --- sizes ----------------------------------------------------------------------------------------------------
 
@@ -60,8 +64,12 @@ class CacheManager:
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
-    def new_table(self, cache_salt: str = "") -> BlockTable:
-        return BlockTable(root_digest(cache_salt) if cache_salt else self._no_salt)
+    def root(self, cache_salt: str, key_id: str) -> bytes:
+        """What a request must have in common with another to share blocks with it."""
+        return root_digest(cache_salt, "" if self.shared_by_keys else key_id)
+
+    def new_table(self, root: bytes = _NO_SALT) -> BlockTable:
+        return BlockTable(root)
 
     def num_cached(
         self, table: BlockTable, token_ids: list[int], session: Session | None = None, shared: int = 0

@@ -1,8 +1,8 @@
 """Which full blocks are known by their content, so that a later prompt with the same beginning need not compute them.
 
 A full block is known by a digest over its tokens and the digest of the block before it; the chain starts from the
-request's `cache_salt`, so requests with different salts never share. BLAKE2b at 128 bits: a collision would serve one
-client's KV to another, so a hash that can be steered is no choice here.
+request's `cache_salt` and API key, so requests that differ in them never share. BLAKE2b at 128 bits: a collision would
+serve one client's KV to another, so a hash that can be steered is no choice here.
 
     table of a request:   [ d0 ] [ d1 ] [ d2 ] [ partial ]      d1 = digest(d0, tokens 16..31)
     known blocks:          d0 -> 7   d1 -> 3   d2 -> 9
@@ -23,9 +23,10 @@ from runners.kv_cache.block_pool import BlockPool
 DIGEST_BYTES = 16
 
 
-def root_digest(cache_salt: str) -> bytes:
-    """Where the chain of a request with this salt starts."""
-    return blake2b(cache_salt.encode(), digest_size=DIGEST_BYTES, person=b"wavelane-root").digest()
+def root_digest(cache_salt: str = "", key_id: str = "") -> bytes:
+    """Where the chain of a request with this salt and API key starts; names of keys have no NUL."""
+    text = f"{key_id}\0{cache_salt}"
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"wavelane-root").digest()
 
 
 def block_digest(parent: bytes, token_bytes: bytes) -> bytes:

@@ -64,12 +64,9 @@ class SessionInfo:
 class SessionStore:
     """All sessions of one model, in the order of their last use."""
 
-    def __init__(
-        self, ttl_s: float, release: Callable[[BlockTable], None], new_table: Callable[[str], BlockTable]
-    ) -> None:
+    def __init__(self, ttl_s: float, release: Callable[[BlockTable], None]) -> None:
         self.ttl_s = ttl_s
         self._release = release
-        self._new_table = new_table
         self._sessions: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # least recently used first
         self._pinned: OrderedDict[str, Session] = OrderedDict()  # those that own blocks, least recently used first
@@ -82,13 +79,23 @@ class SessionStore:
     def tables(self) -> list[BlockTable]:
         return [session.table for session in self._sessions.values()]
 
-    def begin(self, session_id: str, request_id: str, cache_salt: str, now: float) -> Session:
-        """The session for this request's turn, made if new. ConflictError while another request has it."""
+    def begin(self, session_id: str, request_id: str, root: bytes, now: float) -> Session:
+        """The session for this request's turn, made if new.
+
+        ConflictError while another request has it, and when `root` is not the one it was begun with: its KV must not
+        become known under another salt.
+        """
         session = self._sessions.get(session_id)
         if session is None:
-            session = self._sessions[session_id] = Session(session_id, self._new_table(cache_salt), last_used=now)
+            session = self._sessions[session_id] = Session(session_id, BlockTable(root), last_used=now)
         elif session.busy_request_id is not None:
             raise ConflictError(f"session {session_id!r} is in use by another request", param="session_id")
+        elif session.table.root != root:
+            raise ConflictError(
+                "The session was begun with another 'cache_salt': send that one, or begin a new session.",
+                param="cache_salt",
+                code="session_salt_mismatch",
+            )
         session.busy_request_id = request_id
         self._idle.pop(session_id, None)
         return session
@@ -96,8 +103,7 @@ class SessionStore:
     def take_table(self, session: Session) -> BlockTable:
         """The request was admitted: it owns the session's blocks until its turn ends."""
         self._unpin(session)
-        table, session.table = session.table, self._new_table("")
-        session.table.root = table.root
+        table, session.table = session.table, BlockTable(session.table.root)
         session.num_computed = 0
         return table
 

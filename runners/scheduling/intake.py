@@ -14,22 +14,28 @@ def make_request(message: AddRequest, cache: CacheManager, limits: SchedulerLimi
     """A request that holds its session's turn, if it has one.
 
     ClientError when it cannot be served: no token to compute from, a context or a KV quota that is too small, a session
-    in use. The session is then as it was.
+    in use or of another salt. The session is then as it was.
     """
     prompt = unpack_ids(message.prompt)
+    root = cache.root(message.cache_salt, message.key_id)
     session = None
     if message.session_id is not None:
-        session = cache.sessions.begin(message.session_id, message.request_id, message.cache_salt, now)
+        session = cache.sessions.begin(message.session_id, message.request_id, root, now)
     try:
-        return _make_request(message, prompt, session, cache, limits)
-    except Exception:
+        return _make_request(message, prompt, root, session, cache, limits)
+    except Exception:  # whatever it was, a session must not stay busy for a request that never began
         if session is not None:
             cache.sessions.cancel(session, now)
         raise
 
 
 def _make_request(
-    message: AddRequest, prompt: list[int], session: Session | None, cache: CacheManager, limits: SchedulerLimits
+    message: AddRequest,
+    prompt: list[int],
+    root: bytes,
+    session: Session | None,
+    cache: CacheManager,
+    limits: SchedulerLimits,
 ) -> Request:
     known = session.token_ids if session is not None else []
     token_ids = known + prompt if message.append_to_session else prompt
@@ -50,7 +56,7 @@ def _make_request(
         message.request_id,
         token_ids,
         params,
-        table=cache.new_table(message.cache_salt),
+        table=cache.new_table(root),
         arrival_time=message.arrival_time,
         deadline=message.deadline,
         priority=message.priority,

@@ -82,7 +82,11 @@ class _Run:
         kv = profile.kv
         blocks = device.blocks if kv.quota_blocks is None else min(kv.quota_blocks, device.blocks)
         self._cache = CacheManager(
-            blocks, kv.block_tokens, prefix_cache=kv.prefix_cache, session_ttl_s=kv.session_ttl_s
+            blocks,
+            kv.block_tokens,
+            prefix_cache=kv.prefix_cache,
+            shared_by_keys=kv.prefix_cache_scope == "server",
+            session_ttl_s=kv.session_ttl_s,
         )
         executor = SimulatedExecutor(
             device.cost_model, clock, capabilities=device.capabilities, token_of=lambda _, position: position % 997

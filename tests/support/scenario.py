@@ -73,6 +73,7 @@ class Scenario:
             blocks,
             self.profile.kv.block_tokens,
             prefix_cache=self.profile.kv.prefix_cache,
+            shared_by_keys=self.profile.kv.prefix_cache_scope == "server",
             session_ttl_s=self.profile.kv.session_ttl_s,
         )
         self.eos_at = eos_at or {}

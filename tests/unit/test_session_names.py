@@ -43,7 +43,7 @@ async def test_queries_reach_only_the_callers_own_sessions(tmp_path: Path) -> No
     client.set_state(EnginePhase.READY)
     store = CacheManager(4).sessions
     for name in (engine_name("alice", "s"), engine_name("bob", "t")):
-        session = store.begin(name, name, "", 0.0)
+        session = store.begin(name, name, b"", 0.0)
         store.end_turn(session, [1, 2], 1, session.table, 0, 0.0)
 
     async def ask(**fields: object) -> list[str]:

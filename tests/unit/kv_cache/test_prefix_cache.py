@@ -11,9 +11,9 @@ def manager(blocks: int = 16, *, prefix_cache: bool = True) -> CacheManager:
     return CacheManager(blocks, BLOCK, prefix_cache=prefix_cache)
 
 
-def run(cache: CacheManager, tokens: list[int], salt: str = "") -> tuple[list[int], int]:
+def run(cache: CacheManager, tokens: list[int], salt: str = "", key_id: str = "") -> tuple[list[int], int]:
     """Allocate, compute, commit and release a sequence; its blocks, and how many tokens were cached."""
-    got = cache.allocate(cache.new_table(salt), tokens)
+    got = cache.allocate(cache.new_table(cache.root(salt, key_id)), tokens)
     assert got is not None
     table, cached = got
     block_ids = list(table.block_ids)
@@ -61,6 +61,22 @@ def test_a_salt_keeps_prompts_apart():
     assert run(cache, list(range(12)), "tenant b")[1] == 0
     assert run(cache, list(range(12)))[1] == 0
     assert run(cache, list(range(12)), "tenant a")[1] == 8
+
+
+def test_keys_share_only_where_the_server_is_the_scope():
+    per_key, per_server = manager(), CacheManager(16, BLOCK, shared_by_keys=True)
+    for cache in (per_key, per_server):
+        run(cache, list(range(12)), key_id="alice")
+    assert run(per_key, list(range(12)), key_id="bob")[1] == 0
+    assert run(per_key, list(range(12)), key_id="alice")[1] == 8
+    assert run(per_server, list(range(12)), key_id="bob")[1] == 8
+    assert run(per_server, list(range(12)), "tenant a", key_id="bob")[1] == 0
+
+
+def test_a_salt_is_not_taken_for_a_key():
+    cache = manager()
+    run(cache, list(range(12)), key_id="alice")
+    assert run(cache, list(range(12)), "alice")[1] == 0
 
 
 def test_a_block_counts_with_everything_before_it():

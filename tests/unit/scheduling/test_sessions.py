@@ -225,3 +225,30 @@ def test_sessions_of_different_salts_share_nothing():
     scenario.request("two", prompt, 5, at=100, message={**turn("b"), "cache_salt": "y"})
     scenario.run()
     assert scenario.cached_tokens("two") == 0
+
+
+@pytest.mark.parametrize("later", ["y", ""])
+def test_a_turn_with_another_salt_is_refused_and_leaves_the_session_as_it_was(later):
+    scenario = Scenario(kv={"prefix_cache": True})
+    scenario.request("one", 20, 5, message={**turn(), "cache_salt": "x"})
+    scenario.request("other", 20, 5, at=100, message={**turn(), "cache_salt": later})
+    scenario.request("two", 7, 5, at=200, message={**turn(append=True), "cache_salt": "x"})
+    scenario.prompts["two"] = [0] * (25 + 7)
+    scenario.run()
+    (error,) = [output.error for _, output in scenario.outputs if output.request_id == "other"]
+    assert error is not None
+    assert error.code == "session_salt_mismatch"
+    assert "another 'cache_salt'" in error.message
+    assert scenario.tokens("two") == scenario.expected("two", 5)
+    assert session_tokens(scenario) == 37
+
+
+@pytest.mark.parametrize(("scope", "cached_tokens"), [("key", 0), ("server", 32)])
+def test_what_one_key_computed_serves_another_only_in_the_scope_of_the_server(scope, cached_tokens):
+    scenario = Scenario(kv={"prefix_cache": True, "prefix_cache_scope": scope})
+    prompt = scenario.request("one", 40, 5, message={"key_id": "alice"})
+    scenario.request("two", prompt, 5, at=100, message={"key_id": "bob"})
+    scenario.request("three", prompt, 5, at=200, message={"key_id": "alice"})
+    scenario.run()
+    assert scenario.cached_tokens("two") == cached_tokens
+    assert scenario.cached_tokens("three") == 32
