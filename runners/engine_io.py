@@ -53,7 +53,7 @@ Announcement = Progress | Ready | StartupFailed
 
 
 @dataclass(slots=True)
-class Vitals:
+class LoopVitals:
     """What the loop thread tells the beats; plain attribute writes, one writer."""
 
     loop_stamp: float = field(default_factory=time.monotonic)
@@ -80,7 +80,7 @@ class EngineIO:
 
     def __init__(self, socket_path: Path, beat_interval_s: float = BEAT_INTERVAL_S) -> None:
         self.inbox: queue.SimpleQueue[EngineInput] = queue.SimpleQueue()
-        self.vitals = Vitals()
+        self.vitals = LoopVitals()
         self.corrupt_messages = 0
         self._beat_interval_s = beat_interval_s
         self._outgoing: deque[list[RequestOutput] | SessionsReply | Announcement | OutputError] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from runners.engine_io import Vitals
+from runners.engine_io import LoopVitals
 from runners.loop_profile import LoopProfile
 from runners.scheduling.scheduler_output import StepPlan
 
@@ -15,7 +15,7 @@ class StepClock:
     _DECAY = 0.999
 
     def __init__(
-        self, vitals: Vitals, hung_factor: float, hung_min_s: float, profile: LoopProfile | None = None
+        self, vitals: LoopVitals, hung_factor: float, hung_min_s: float, profile: LoopProfile | None = None
     ) -> None:
         self._vitals = vitals
         self._profile = profile

@@ -15,7 +15,7 @@ import pytest
 from configs.schema import AdmissionSection, Profile
 from runners.engine_client import EngineClient
 from runners.engine_core import EXIT_DEVICE_LOST, EXIT_LOOP_FAILED, EXIT_STOPPED, EngineCore
-from runners.engine_io import EngineIO, Vitals
+from runners.engine_io import EngineIO, LoopVitals
 from runners.engine_state import EnginePhase
 from runners.errors import EngineUnavailableError, ModelNotFoundError, RequestFailedError
 from runners.execution.executor import Capabilities, DeviceLostError, Executor, LaunchError, StepResult
@@ -264,7 +264,7 @@ async def test_idle_has_no_step_limit_and_a_step_has_one(running: RunningCore) -
 def test_the_step_limit_follows_the_slowest_step_and_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("runners.engine_core.time.monotonic", lambda: now[0])
-    vitals = Vitals()
+    vitals = LoopVitals()
     clock = StepClock(vitals, hung_factor=20.0, hung_min_s=1.0)
 
     def plan(step_id: int, num_rows: int) -> StepPlan:
