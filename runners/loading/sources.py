@@ -54,7 +54,8 @@ def served_name(source: str) -> str:
     """A model's name when the profile gives none: the source without what only locates it."""
     scheme, _, rest = source.partition(":")
     if scheme == "pypi" and (match := _PYPI.match(rest)):
-        return match["name"].removeprefix("llm-").rstrip("-")
+        name = match["name"] if match["first"] is None else re.sub(r"-+(part-?)?$", "", match["name"])
+        return name.removeprefix("llm-")
     if scheme == "hf" and (match := _HF.match(rest)):
         return Path(match["file"]).stem if match["file"] else match["repo"]
     if scheme == "bento":

