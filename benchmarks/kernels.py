@@ -172,7 +172,7 @@ def tune_attention() -> None:
                 tiling = DecodeTiling(block_n, stages, num_warps, num_splits)
                 calls, num_bytes = decode_calls(width, context, tiling)
                 results.append((seconds_per_call(calls, 4), str(tiling)))
-            except Exception as error:
+            except Exception as error:  # Triton's compiler and driver raise many kinds; try the next
                 print(f"decode {block_n} {stages} {num_warps}: {type(error).__name__}")
         for seconds, text in sorted(results)[:5]:
             print(f"decode {width} x {context}: {seconds * 1e6:.2f} us {num_bytes / seconds / 1e12:.2f} TB/s", text)
@@ -183,7 +183,7 @@ def tune_attention() -> None:
             try:
                 calls, flops = prefill_calls(sequences, length, 0, tile)
                 results.append((seconds_per_call(calls, 4), tile))
-            except Exception as error:
+            except Exception as error:  # Triton's compiler and driver raise many kinds; try the next
                 print(f"prefill {tile}: {type(error).__name__}")
         for seconds, tile in sorted(results)[:5]:
             print(

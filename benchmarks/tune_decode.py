@@ -59,7 +59,7 @@ def tune_width(weights: Weights, width: int, context: int, skip_products: bool) 
             choice.by_shape[shape] = candidate
             try:
                 results.append((step_seconds(weights, state, choice, options), str(candidate), candidate))
-            except Exception as error:
+            except Exception as error:  # Triton's compiler and driver raise many kinds; try the next
                 print(f"    {candidate}: {type(error).__name__}")
         choice.by_shape[shape] = before
         if results:
@@ -79,7 +79,7 @@ def tune_attention(weights: Weights, state: DecodeState, choice: Choice, best: f
         options = {"tiling": DecodeTiling(*tile, num_splits), "early_loads": early}
         try:
             results.append((step_seconds(weights, state, choice, options), str(options)))
-        except Exception as error:
+        except Exception as error:  # Triton's compiler and driver raise many kinds; try the next
             print(f"    {options}: {type(error).__name__}")
     for seconds, text in sorted(results)[:6]:
         print(f"    attention: {(best - seconds) * 1e6 / LAYERS:+.2f} us a layer {text}", flush=True)

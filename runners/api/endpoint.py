@@ -206,6 +206,8 @@ class Endpoint(ABC):
         exchange = Exchange(scope, receive, send, _request_id(scope), body_timeout_s=self.settings.body_timeout_s)
         try:
             self._check_header_size(exchange)
+            if self._state.tracer is not None:
+                self._state.tracer.set_parent(scope["headers"])
             with self._admission(exchange) as exchange.caller:
                 if self.methods:
                     self.require_method(exchange, *self.methods)
@@ -215,7 +217,7 @@ class Endpoint(ABC):
             if not exchange.started:
                 # Nobody reads it, but a server layer above counts an unanswered request as a crash.
                 await exchange.reply(b"", status=499)
-        except Exception as raised:
+        except Exception as raised:  # an unanswered request would hang: what is no known error becomes a 500
             error = as_wavelane_error(raised)
             if exchange.started:
                 raise

@@ -77,7 +77,7 @@ class Responses(ChatCompletions):
                     builder.finish(status)
                     builder.event(f"response.{status}", response=_response(generation, builder, status))
                 await _send(exchange, builder.take(), is_last=choice.finish_reason is not None)
-        except Exception as raised:
+        except Exception as raised:  # the answer has begun: whatever it is, the client can only be told in the stream
             error = msgspec.json.decode(error_body(as_wavelane_error(raised)))["error"]
             builder.event("error", code=error["code"], message=error["message"], param=error["param"], error=error)
             await _send(exchange, builder.take(), is_last=True, end=DONE)

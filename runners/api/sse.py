@@ -105,7 +105,7 @@ async def stream_choices(
             await _stream_one(exchange, choices[0], templates[0], closing)
         else:
             await _stream_many(exchange, choices, templates, closing)
-    except Exception as raised:
+    except Exception as raised:  # the answer has begun: whatever it is, the client can only be told in the stream
         error = as_wavelane_error(raised)
         exchange.facts["error"] = error.code or error.type
         last = b"data: " + error_body(error) + b"\n\n" + DONE
@@ -135,7 +135,7 @@ async def _stream_many(
             async for delta in choice.deltas():
                 await queue.put(template.event(delta, choice.finish_reason))
             await queue.put(None)
-        except Exception as error:
+        except Exception as error:  # raised again by the writer below
             await queue.put(error)
 
     tasks = [asyncio.ensure_future(feed(*pair)) for pair in zip(choices, templates, strict=True)]
