@@ -18,6 +18,7 @@ from runners.server import Server
 
 NAME = "wavelane"
 _PROBES = ["/health", "/livez", "/readyz", "/healthz", "/metrics"]
+_LOGGED = ["/v1/", "/tokenize", "/detokenize"]
 
 try:
     _resolved = load_profile()
@@ -44,7 +45,8 @@ CONFIG = {
             "access_control_max_age": 600,
         }
     },
-    "logging": {"access": {"skip_paths": _PROBES}},
+    # Prefixes. What has a line in the request log (`telemetry.request_log`) needs no second one.
+    "logging": {"access": {"skip_paths": [*_PROBES, *(_LOGGED if _resolved.profile.telemetry.request_log else ())]}},
 }
 
 

@@ -42,7 +42,7 @@ from runners.messages import (
     unpack_ids,
 )
 from runners.request import SamplingParams
-from runners.request_metrics import RequestMetrics, RequestTimes
+from runners.request_metrics import RequestMetrics
 from runners.request_stream import OutputChunk, RequestStream, error_of
 from runners.session_names import engine_name, own_sessions
 
@@ -156,7 +156,7 @@ class EngineClient:
             append_to_session=append_to_session,
             cache_salt=cache_salt,
         )
-        stream = RequestStream(self, request_id, RequestTimes(now, len(prompt_ids)))
+        stream = RequestStream(self, request_id, self.metrics.begin(request_id, model, len(prompt_ids), now))
         self._streams[request_id] = stream
         self._num_queued_tokens += len(prompt_ids)
         self.send(message)
@@ -228,7 +228,7 @@ class EngineClient:
         streams, self._streams = list(self._streams.values()), {}
         self._num_started = self._num_queued_tokens = 0
         for stream in streams:
-            self.metrics.fail(error)
+            self.metrics.fail(stream.times, error)
             stream.fail(error)
         self._became_idle.set()
 
@@ -335,7 +335,7 @@ class EngineClient:
         self._fail(stream, error_of(error))
 
     def _fail(self, stream: RequestStream, error: WavelaneError) -> None:
-        self.metrics.fail(error)
+        self.metrics.fail(stream.times, error)
         stream.fail(error)
 
     def _lose_outputs(self, sequence: int) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from runners.errors import WavelaneError
 from runners.histogram import Histogram
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from runners.tracing import RequestTracer
 
 TTFT_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.5, 0.75),
@@ -27,7 +33,7 @@ ABORTED = "abort"
 class RequestTimes:
     """One request's clock, in seconds of the monotonic clock."""
 
-    __slots__ = ("arrived_at", "first_at", "last_at", "num_generated", "num_prompt_tokens", "queue_s")
+    __slots__ = ("arrived_at", "first_at", "last_at", "num_generated", "num_prompt_tokens", "queue_s", "span")
 
     def __init__(self, arrived_at: float, num_prompt_tokens: int) -> None:
         self.arrived_at = arrived_at
@@ -36,12 +42,14 @@ class RequestTimes:
         self.queue_s: float | None = None
         self.first_at: float | None = None
         self.last_at = arrived_at
+        self.span: Span | None = None
 
 
 class RequestMetrics:
-    """Histograms and counters over all requests of this process."""
+    """Histograms and counters over all requests of this process, and their spans where there is a `tracer`."""
 
     def __init__(self) -> None:
+        self.tracer: RequestTracer | None = None
         self.time_to_first_token = Histogram(TTFT_BOUNDS_S)
         self.inter_token_latency = Histogram(ITL_BOUNDS_S)
         self.e2e_latency = Histogram(LATENCY_BOUNDS_S)
@@ -52,6 +60,13 @@ class RequestMetrics:
         self.generation_tokens = Histogram(TOKEN_BOUNDS)
         self.finished: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+
+    def begin(self, request_id: str, model: str, num_prompt_tokens: int, now: float) -> RequestTimes:
+        """A request goes to the engine."""
+        times = RequestTimes(now, num_prompt_tokens)
+        if self.tracer is not None:
+            times.span = self.tracer.begin(request_id, model, times)
+        return times
 
     def tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
         """New tokens arrived. The hot path: once a request and step."""
@@ -71,6 +86,8 @@ class RequestMetrics:
     def finish(self, times: RequestTimes, reason: str, now: float) -> None:
         """The request ended without a fault of ours: `stop`, `length`, or `abort` when its client left."""
         self.finished[reason] += 1
+        if self.tracer is not None and times.span is not None:
+            self.tracer.end(times.span, times, reason)
         if reason == ABORTED:
             return
         self.e2e_latency.observe(now - times.arrived_at)
@@ -81,5 +98,9 @@ class RequestMetrics:
             if times.queue_s is not None:
                 self.prefill_time.observe(max(0.0, times.first_at - times.arrived_at - times.queue_s))
 
-    def fail(self, error: WavelaneError) -> None:
-        self.errors[error.code or error.type] += 1
+    def fail(self, times: RequestTimes, error: WavelaneError) -> None:
+        """The request ended with an error."""
+        code = error.code or error.type
+        self.errors[code] += 1
+        if self.tracer is not None and times.span is not None:
+            self.tracer.end(times.span, times, code, failed=True)

@@ -25,6 +25,7 @@ from runners.slow_clients import drop_clients_that_do_not_read
 from runners.start_report import service_url, start_report
 from runners.text.assets import TextAssets, load_text
 from runners.text.tool_formats import ToolFormat
+from runners.tracing import bentoml_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Server:
         """Start the engine in the background. On the main thread, on the running asyncio loop; does not block."""
         drop_clients_that_do_not_read(self._resolved.profile.http.send_timeout_s)
         logging.getLogger("runners").setLevel(logging.INFO)  # BentoML leaves other loggers at WARNING
+        self.client.metrics.tracer = self.app.state.tracer = bentoml_tracer()
         die_with_parent()
         self.supervisor.start()
         DrainSignals(self.supervisor.drain).install()

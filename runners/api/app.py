@@ -89,6 +89,7 @@ def create_app(
             "text": {} if text is None else text,
             "threads": threads,
             "access": Access(settings.keys),
+            "tracer": None,
         }
     )
     routes = [Route(path, endpoint(state)) for path, endpoint in _ROUTES]

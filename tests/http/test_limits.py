@@ -143,3 +143,12 @@ def test_headers_over_the_limit(server: BentoServer) -> None:
     refused = server.http.get("/v1/models", headers={"x-much": "x" * 5000})
     assert refused.status_code == 431
     assert refused.json()["error"]["code"] == "headers_too_large"
+
+
+def test_one_line_a_request(server: BentoServer) -> None:
+    body = {"model": "tiny", "prompt": [1, 2], "max_tokens": 2, "ignore_eos": True}
+    server.http.post("/v1/completions", json=body, headers={"x-request-id": "line-1"})
+    (line,) = eventually(lambda: [line for line in server.log().splitlines() if "line-1" in line])
+    logged = json.loads(line[line.index("{") : line.rindex("}") + 1])
+    assert (logged["status"], logged["key"], logged["completion_tokens"]) == (200, "team", 2)
+    assert "path=/v1/" not in server.log(), "BentoML's access log has a second line"

@@ -93,7 +93,7 @@ def test_the_times_of_a_request() -> None:
 def test_requests_that_ended_otherwise() -> None:
     metrics = RequestMetrics()
     metrics.finish(RequestTimes(0.0, 1), "abort", 5.0)
-    metrics.fail(EngineUnavailableError("gone"))
+    metrics.fail(RequestTimes(0.0, 1), EngineUnavailableError("gone"))
     found = samples(client_of(metrics))
     assert found["wavelane_request_success_total:abort"] == 1
     assert found["wavelane_request_errors_total:engine_unavailable"] == 1
