@@ -33,6 +33,7 @@ class ChatCompletions(GenerationEndpoint[ChatCompletionRequest]):
             assets,
             self.threads,
             with_tools=request.tool_choice != "none",
+            max_context=info.max_context,
         )
         check_token_ids(prompt.ids, info.vocab_size, "messages")
         return [prompt]

@@ -29,6 +29,7 @@ class Completions(GenerationEndpoint[CompletionRequest]):
             assets,
             self.threads,
             vocab_size=info.vocab_size,
+            max_context=info.max_context,
             add_special_tokens=request.add_special_tokens is not False,
         )
 

@@ -41,6 +41,7 @@ class Embeddings(Endpoint):
             self.text_assets(info),
             threads,
             vocab_size=info.vocab_size,
+            max_context=info.max_context,
             add_special_tokens=True,
             param="input",
         )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from runners.api.protocol import ChatFields
 from runners.api.tools import checked_tools
 from runners.api.validation import check_token_ids, unsupported
-from runners.errors import InvalidRequestError
+from runners.errors import ContextLengthError, InvalidRequestError
 from runners.text.assets import TextAssets
 from runners.text.tokenizer import Tokenizer
 from runners.text.told_tools import tell_tools
@@ -80,21 +80,37 @@ def split_prompts(prompt: str | list[int | str | list[int]] | None, param: str =
     return prompts
 
 
+def _check_chars(text: str, tokenizer: Tokenizer, max_context: int, param: str) -> None:
+    """ContextLengthError when already the characters are too many: megabytes would keep a thread for a minute."""
+    if len(text) <= max_context:
+        return
+    fewest = tokenizer.fewest_tokens(len(text))
+    if fewest > max_context:
+        raise ContextLengthError(
+            f"This model's maximum context length is {max_context} tokens. However, the prompt has {len(text)} "
+            f"characters, which are at least {fewest} tokens. Please shorten the prompt.",
+            param=param,
+        )
+
+
 async def encode_prompts(
     prompts: list[str | list[int]],
     assets: TextAssets | None,
     threads: TextThreads,
     *,
     vocab_size: int,
+    max_context: int,
     add_special_tokens: bool,
     param: str = "prompt",
 ) -> list[Prompt]:
-    """Each prompt as ids, checked against the vocabulary."""
+    """Each prompt as ids, checked against the vocabulary. ContextLengthError for a text that is far too long."""
     if isinstance(prompts[0], str):
         _, tokenizer = require_text(assets, param)
         texts = [str(prompt) for prompt in prompts]
 
         def encode() -> list[list[int]]:
+            for text in texts:
+                _check_chars(text, tokenizer, max_context, param)
             return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         encoded = await threads.run(sum(map(len, texts)), encode)
@@ -109,11 +125,17 @@ async def encode_prompts(
 
 
 async def render_chat(
-    request: ChatFields, assets: TextAssets | None, threads: TextThreads, *, with_tools: bool
+    request: ChatFields,
+    assets: TextAssets | None,
+    threads: TextThreads,
+    *,
+    with_tools: bool,
+    max_context: int | None = None,
 ) -> Prompt:
     """Messages through the model's template, as ids with exactly one BOS where the model wants one.
 
     InvalidRequestError for messages of the wrong shape, for contradicting switches, and with the template's own reason.
+    ContextLengthError where the text is far over `max_context`.
     """
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
@@ -140,6 +162,8 @@ async def render_chat(
         text = template.render(
             shown, tools=tools, add_generation_prompt=opens_turn, continue_final_message=continues, **variables
         )
+        if max_context is not None:
+            _check_chars(text, tokenizer, max_context, "messages")
         if request.add_special_tokens is False:
             return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
         return Prompt(tokenizer.encode_chat(text), text)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import tokenizers
 
 from runners.errors import InvalidRequestError
 from runners.text.detokenizer import Detokenizer
-from runners.text.pieces import Pieces
+from runners.text.pieces import Pieces, Spelling
+
+# Unicode composition makes one character of up to this many.
+_MOST_CHARS_COMPOSED = 4
 
 
 class Tokenizer:
@@ -50,6 +54,19 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"the text is not valid Unicode: {error}") from error
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
+
+    def fewest_tokens(self, num_chars: int) -> int:
+        """How many ids a text of `num_chars` characters has at least: each token is at most the longest one."""
+        return num_chars // self._most_chars if self._most_chars else 0
+
+    @cached_property
+    def _most_chars(self) -> int:
+        """Characters of a text that one token can stand for; 0 where unknown characters may all become one token."""
+        model = self._backend.model
+        if self.pieces.spelling is not Spelling.BYTE_LEVEL and not getattr(model, "byte_fallback", False):
+            return 0
+        longest = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=0)
+        return longest if self._backend.normalizer is None else longest * _MOST_CHARS_COMPOSED
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Ids of a rendered chat: exactly one BOS where the vocabulary asks for one, whether the template wrote it."""

@@ -32,6 +32,17 @@ async def test_row_25_context_length(server: Server) -> None:
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
+async def test_a_text_of_megabytes_is_refused_by_its_characters(server: Server) -> None:
+    text = "ab " * 200 * server.max_context
+    for path, field, prompt in (
+        (COMPLETIONS, "prompt", {"prompt": ["fine", text]}),
+        (CHAT, "messages", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        error = await server.refusal(path, **prompt)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+        assert "characters" in error["message"]
+
+
 async def test_row_26_max_tokens_null_and_negative(server: Server) -> None:
     usage = (await server.complete([65], max_tokens=None, ignore_eos=True))["usage"]
     assert usage["completion_tokens"] == 16

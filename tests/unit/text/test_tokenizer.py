@@ -141,6 +141,24 @@ def test_ids_survive_a_round_trip(pair: tuple[Tokenizer, Any], text: str) -> Non
     assert ours.encode(again, add_special_tokens=False) == ids
 
 
+@within_fixtures
+@given(text=marked)
+def test_fewest_tokens_is_a_lower_bound(pair: tuple[Tokenizer, Any], text: str) -> None:
+    tokenizer, _ = pair
+    assert tokenizer.fewest_tokens(len(text)) <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.fewest_tokens(1000) >= 1000 // 40
+
+
+def test_fewest_tokens_is_unknown_where_unknown_characters_fuse(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>", fuse_unk=True))
+    backend.decoder = decoders.Metaspace()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read_model_folder(tmp_path).tokenizer
+    assert tokenizer is not None
+    assert len(tokenizer.encode("é" * 1000)) == 1
+    assert tokenizer.fewest_tokens(1000) == 0
+
+
 @pytest.mark.parametrize("template_writes_bos", [True, False])
 def test_chat_has_exactly_one_bos(pair: tuple[Tokenizer, Any], template_writes_bos: bool) -> None:
     ours, _ = pair
