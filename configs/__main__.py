@@ -1,4 +1,4 @@
-"""`python -m configs show|check|schema|key`: look at a profile before it is served, make an API key."""
+"""`python -m configs show|check|schema|reference|key`: look at a profile before it is served, make an API key."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from configs.api_keys import make_key
 from configs.loader import ProfileError, ResolvedProfile, load_profile, preset_names
+from configs.reference import reference
 from configs.schema import Profile
 
 
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             help=f"a YAML file or a preset ({', '.join(preset_names())}); default: WAVELANE_PROFILE, else by device",
         )
     commands.add_parser("schema", help="print the JSON Schema of a profile")
+    commands.add_parser("reference", help="print every field of a profile as a Markdown table")
     command = commands.add_parser("key", help="make an API key, and its entry for `auth.keys` or `auth.keys_file`")
     command.add_argument("name", help="who will use it")
     command.add_argument("--admin", action="store_true")
@@ -38,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_key(options.name, admin=options.admin)
     if options.command == "schema":
         print(json.dumps(Profile.model_json_schema(), indent=2))
+        return 0
+    if options.command == "reference":
+        print(reference())
         return 0
     try:
         resolved = load_profile(options.profile)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from configs.__main__ import main
+from configs.schema import Profile
 
 
 def test_show_says_where_values_come_from(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +35,49 @@ def test_schema_describes_every_field(capsys: pytest.CaptureFixture[str]) -> Non
     schema = json.loads(capsys.readouterr().out)
     assert schema["additionalProperties"] is False
     assert "sub_wave" in schema["$defs"]["WaveSection"]["properties"]
+
+
+def test_reference_is_a_table_of_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reference"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| section | field | type | default | meaning |"
+    rows = [line.split(" | ") for line in lines[2:]]
+    assert {len(row) for row in rows} == {5}
+    named = {(row[0].strip("| `"), row[1].strip("`")): row[2:4] for row in rows}
+    assert named["wave", "sub_wave"] == ["int > 0", "`32`"]
+    assert named["kv.pool", "gpu_fraction"] == ["float > 0, <= 1 or null", "`0.9`"]
+    assert named["models[]", "max_context"] == ["`auto` or int > 0", '`"auto"`']
+    assert named["fairness", "key_weights"] == ["map to float > 0", "`{}`"]
+    assert named["auth.keys[]", "name"] == ["str", "required"]
+    fields = {name for section in sections() for name in section.model_fields}
+    assert {name for _, name in named} == fields - set(Profile.model_fields) - {"pool"}
+
+
+def test_every_field_has_a_docstring() -> None:
+    """A section's own docstring speaks for it where it stands in the profile."""
+    missing = [
+        f"{section.__name__}.{name}"
+        for section in sections()
+        for name, field in section.model_fields.items()
+        if not field.description and not is_section(field.annotation)
+    ]
+    assert missing == []
+    assert all(section.__doc__ for section in sections())
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def sections() -> list[type[BaseModel]]:
+    """The profile and every section below it."""
+    found: list[type[BaseModel]] = []
+    waiting: list[Any] = [Profile]
+    while waiting:
+        kind = waiting.pop()
+        if not is_section(kind):
+            waiting += getattr(kind, "__args__", ())
+        elif kind not in found:
+            found.append(kind)
+            waiting += [field.annotation for field in kind.model_fields.values()]
+    return found
