@@ -222,14 +222,25 @@ class EngineCore:
         self._io.fail_all(OutputError(reason, "engine_unavailable"))
 
 
+def _load(settings: EngineSettings, io: EngineIO) -> LoadedEngine:
+    try:
+        return load_engine(settings, lambda phase, detail, fraction: io.announce(Progress(phase, detail, fraction)))
+    except StartupError:
+        raise
+    except Exception as error:  # no file or setting we know of: the next start would fail alike, so tell, do not retry
+        logger.debug("while loading", exc_info=True)
+        reason = str(error).strip().splitlines() or ["no reason given"]
+        raise StartupError(f"{type(error).__name__}: {reason[0]}") from error
+
+
 def _serve(settings: EngineSettings) -> int:
     io = EngineIO(Path(settings.socket_path))
     io.start()
     engine: LoadedEngine | None = None
     recorder: ArrivalRecorder | None = None
     try:
-        recorder = open_recorder(settings.profile.telemetry.arrivals_file)
-        engine = load_engine(settings, lambda phase, detail, fraction: io.announce(Progress(phase, detail, fraction)))
+        recorder = open_recorder(settings.profile.telemetry.arrivals_file, settings.profile.kv.session_ttl_s)
+        engine = _load(settings, io)
         gc.collect()
         gc.freeze()
         gc.disable()

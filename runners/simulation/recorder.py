@@ -6,6 +6,8 @@ Sessions and keys are written as digests, so that turns of one session can be to
 from __future__ import annotations
 
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
@@ -25,12 +27,14 @@ class ArrivalRecorder:
     ends the recording with one log line, not the engine.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, session_ttl_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = path.open("a", encoding="utf-8")
         self._has_failed = False
         self._start: float | None = None
         self._open: dict[str, tuple[AddRequest, int]] = {}
-        self._session_tokens: dict[str, int] = {}
+        self._session_ttl_s = session_ttl_s
+        self._clock = clock
+        self._sessions: OrderedDict[str, tuple[float, int]] = OrderedDict()  # when used and its tokens, oldest first
 
     def arrived(self, message: AddRequest) -> None:
         if self._has_failed:
@@ -61,13 +65,21 @@ class ArrivalRecorder:
         if message.session_id is not None:
             session = _digest(message.session_id)
             if message.append_to_session:
-                prompt_tokens += self._session_tokens.get(session, 0)
-            self._session_tokens[session] = prompt_tokens + output_tokens
+                prompt_tokens += self._sessions.get(session, (0.0, 0))[1]
+            self._remember(session, prompt_tokens + output_tokens)
         at_s = message.arrival_time - (self._start or 0.0)
         key = _digest(message.key_id) if message.key_id else ""
         arrival = Arrival(max(0.0, at_s), prompt_tokens, output_tokens, session, message.priority, key)
         line = arrival.to_json() + "\n"
         self._attempt(lambda: self._file.write(line))
+
+    def _remember(self, session: str, tokens: int) -> None:
+        """The session's tokens, for as long as the engine keeps them; those it has dropped go here too."""
+        now = self._clock()
+        self._sessions[session] = now, tokens
+        self._sessions.move_to_end(session)
+        while next(iter(self._sessions.values()))[0] + self._session_ttl_s <= now:
+            self._sessions.popitem(last=False)
 
     def flush(self) -> None:
         self._attempt(self._file.flush)
@@ -85,12 +97,12 @@ class ArrivalRecorder:
             logger.error("arrivals are no longer recorded: %s: %s", self._file.name, error.strerror)
 
 
-def open_recorder(path: str | None) -> ArrivalRecorder | None:
+def open_recorder(path: str | None, session_ttl_s: float) -> ArrivalRecorder | None:
     """A recorder for the profile's `telemetry.arrivals_file`. StartupError when the file cannot be opened."""
     if path is None:
         return None
     try:
-        return ArrivalRecorder(Path(path))
+        return ArrivalRecorder(Path(path), session_ttl_s)
     except OSError as error:
         raise StartupError(f"telemetry.arrivals_file: {path}: {error.strerror}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runners.errors import StartupError
@@ -14,9 +15,12 @@ from runners.simulation.recorder import ArrivalRecorder, open_recorder
 from runners.simulation.trace import Arrival, read_trace
 
 
-def ask(recorder: ArrivalRecorder, request_id: str, *, at_s: float, prompt: int, output: int) -> None:
+def ask(
+    recorder: ArrivalRecorder, request_id: str, *, at_s: float, prompt: int, output: int, session_id: str | None = None
+) -> None:
     params = SamplingParams(max_tokens=output)
-    recorder.arrived(AddRequest(request_id, "m", pack_ids(range(prompt)), params, arrival_time=at_s))
+    message = AddRequest(request_id, "m", pack_ids(range(prompt)), params, arrival_time=at_s, session_id=session_id)
+    recorder.arrived(msgspec.structs.replace(message, append_to_session=session_id is not None))
     recorder.published([RequestOutput(request_id, pack_ids(range(output)), FinishReason.LENGTH)])
 
 
@@ -43,4 +47,14 @@ def test_a_full_disk_ends_the_recording_with_one_line(caplog: pytest.LogCaptureF
 
 def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"telemetry\.arrivals_file: .*missing/a\.jsonl: No such file"):
-        open_recorder(str(tmp_path / "missing" / "a.jsonl"))
+        open_recorder(str(tmp_path / "missing" / "a.jsonl"), 60.0)
+
+
+def test_a_session_is_forgotten_when_the_engine_forgets_it(tmp_path: Path) -> None:
+    now = 0.0
+    recorder = ArrivalRecorder(tmp_path / "arrivals.jsonl", 10.0, lambda: now)
+    for now, session_id in ((0.0, "a"), (1.0, "b"), (9.0, "a"), (12.0, "c"), (13.0, "b"), (14.0, "a")):
+        ask(recorder, f"r{now}", at_s=now, prompt=5, output=2, session_id=session_id)
+    recorder.close()
+    prompts = [arrival.prompt_tokens for arrival in read_trace(tmp_path / "arrivals.jsonl")]
+    assert prompts == [5, 5, 7 + 5, 5, 5, 14 + 5]
