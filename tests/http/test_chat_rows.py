@@ -28,9 +28,7 @@ async def rendered(server: Server, **body: object) -> str:
 
 @pytest.mark.parametrize(("template", "add_bos"), [(CHAT_TEMPLATE, True), ("<s>" + CHAT_TEMPLATE, True)])
 @pytest.mark.parametrize("add_special_tokens", [None, True])
-async def test_row_49_exactly_one_bos(
-    tmp_path: Path, template: str, add_bos: bool, add_special_tokens: bool | None
-) -> None:
+async def test_exactly_one_bos(tmp_path: Path, template: str, add_bos: bool, add_special_tokens: bool | None) -> None:
     folder = write_byte_level(tmp_path, chat_template=template, add_bos=add_bos)
     async with in_process(folder, eos_token_ids=[EOS]) as server:
         server.script(Reply([65]))
@@ -43,7 +41,7 @@ async def test_row_49_exactly_one_bos(
         assert tokens == answer["prompt_token_ids"]
 
 
-async def test_row_50_null_content_with_tool_calls(server: Server) -> None:
+async def test_null_content_with_tool_calls(server: Server) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
         *MESSAGES,
@@ -56,14 +54,14 @@ async def test_row_50_null_content_with_tool_calls(server: Server) -> None:
         assert '<call>add {"a": 1}<|im_end|>\n<|im_start|>tool\n2<|im_end|>' in text
 
 
-async def test_row_51_a_template_that_refuses_a_role(server: Server) -> None:
+async def test_a_template_that_refuses_a_role(server: Server) -> None:
     server.needs_script("a template that refuses a role")
     error = await server.refusal(CHAT, messages=[{"role": "narrator", "content": "x"}])
     assert "Role narrator is not for this model." in error["message"]
     assert error["param"] == "messages"
 
 
-async def test_row_53_continue_final_message(server: Server) -> None:
+async def test_continue_final_message(server: Server) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
     error = await server.refusal(CHAT, messages=messages, add_generation_prompt=True, continue_final_message=True)
     assert error["param"] == "continue_final_message"

@@ -1,4 +1,4 @@
-"""Rows of `spec/api.md` about what is refused, with which status, code and field."""
+"""Refusals over HTTP: what is refused, with which status, code and field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _reply(server: Server) -> None:
     server.script(Reply(list(b"fine") * 600))
 
 
-async def test_row_25_context_length(server: Server) -> None:
+async def test_a_request_longer_than_the_context_is_refused(server: Server) -> None:
     asked = server.max_context - 8 + 5
     for stream in (False, True):
         error = await server.refusal(COMPLETIONS, prompt=[65] * 8, max_tokens=asked, stream=stream)
@@ -43,7 +43,7 @@ async def test_a_text_of_megabytes_is_refused_by_its_characters(server: Server) 
         assert "characters" in error["message"]
 
 
-async def test_row_26_max_tokens_null_and_negative(server: Server) -> None:
+async def test_max_tokens_null_and_negative(server: Server) -> None:
     usage = (await server.complete([65], max_tokens=None, ignore_eos=True))["usage"]
     assert usage["completion_tokens"] == 16
     assert (await server.refusal(COMPLETIONS, prompt=[65], max_tokens=-1))["param"] == "max_tokens"
@@ -60,19 +60,19 @@ async def test_default_length_of_chat_is_what_the_context_leaves(server: Server)
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[65], []], None])
-async def test_row_27_empty_prompt(server: Server, prompt: Any) -> None:
+async def test_an_empty_prompt_is_refused(server: Server, prompt: Any) -> None:
     assert (await server.refusal(COMPLETIONS, prompt=prompt))["param"] == "prompt"
     assert (await server.complete([65], max_tokens=1))["usage"]["completion_tokens"] == 1
 
 
 @pytest.mark.parametrize("token_id", ["vocab_size", -1, "x", 10**12])
-async def test_row_29_logit_bias_outside_the_vocabulary(server: Server, token_id: Any) -> None:
+async def test_logit_bias_outside_the_vocabulary(server: Server, token_id: Any) -> None:
     key = str(server.vocab_size if token_id == "vocab_size" else token_id)
     assert (await server.refusal(COMPLETIONS, prompt=[65], logit_bias={key: 1}))["param"] == "logit_bias"
 
 
 @pytest.mark.parametrize("token_id", ["vocab_size", -1, 10**30])
-async def test_row_30_ids_outside_the_vocabulary(server: Server, token_id: Any) -> None:
+async def test_prompt_ids_outside_the_vocabulary(server: Server, token_id: Any) -> None:
     token_id = server.vocab_size if token_id == "vocab_size" else token_id
     for prompt in ([65, token_id], [[65], [token_id]]):
         assert (await server.refusal(COMPLETIONS, prompt=prompt))["param"] == "prompt"
@@ -106,7 +106,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_VALUES)
-async def test_row_31_values_out_of_range(server: Server, field: str, value: Any) -> None:
+async def test_values_out_of_range(server: Server, field: str, value: Any) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": [65]}), (CHAT, {"messages": MESSAGES})):
         body = json.dumps({"model": server.model, **prompt, "max_tokens": 4, field: value})
         response = await server.client.post(path, content=body, headers={"content-type": "application/json"})
@@ -114,7 +114,7 @@ async def test_row_31_values_out_of_range(server: Server, field: str, value: Any
         assert error_object(response)["param"] == field
 
 
-async def test_row_31_values_at_the_edge_are_accepted(server: Server) -> None:
+async def test_values_at_the_edge_are_accepted(server: Server) -> None:
     for fields in ({"top_k": -1}, {"top_k": 0}, {"temperature": 0, "top_p": 0.5}, {"temperature": 2}, {"min_p": 0}):
         assert (await server.complete([65], max_tokens=1, **fields))["usage"]["completion_tokens"] == 1
 
@@ -136,7 +136,7 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
-async def test_row_32_invalid_json(server: Server, body: bytes) -> None:
+async def test_invalid_json(server: Server, body: bytes) -> None:
     for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
         response = await server.client.post(path, content=body, headers={"content-type": "application/json"})
         assert response.status_code == 400, response.text
@@ -167,13 +167,13 @@ WRONG_TYPES = [
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG_TYPES)
-async def test_row_33_wrong_types_name_the_field(server: Server, field: str, value: Any) -> None:
+async def test_wrong_types_name_the_field(server: Server, field: str, value: Any) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": [65]}), (CHAT, {"messages": MESSAGES})):
         assert (await server.refusal(path, **{**prompt, field: value}))["param"] == field
 
 
 @pytest.mark.parametrize("prompt", [5, {"a": 1}, [1, "a"], ["a", [1]], [1.5], [None], [True], [["a"]], [[1, "a"]]])
-async def test_row_33_wrong_prompts(server: Server, prompt: Any) -> None:
+async def test_wrong_prompts(server: Server, prompt: Any) -> None:
     assert (await server.refusal(COMPLETIONS, prompt=prompt))["param"] == "prompt"
 
 
@@ -196,11 +196,11 @@ BAD_MESSAGES: list[Any] = [
 
 
 @pytest.mark.parametrize("messages", BAD_MESSAGES)
-async def test_row_33_wrong_messages(server: Server, messages: Any) -> None:
+async def test_wrong_messages(server: Server, messages: Any) -> None:
     assert (await server.refusal(CHAT, messages=messages))["param"] == "messages"
 
 
-async def test_row_34_thousands_of_faults_make_a_short_error(server: Server) -> None:
+async def test_thousands_of_faults_make_a_short_error(server: Server) -> None:
     for body in (
         {"prompt": [1.5] * 5000},
         {"prompt": ["x", 5] * 5000},
@@ -222,7 +222,7 @@ async def test_too_many_choices(server: Server) -> None:
     assert (await server.refusal(COMPLETIONS, prompt=[[65]] * 3000))["param"] == "prompt"
 
 
-async def test_row_35_unknown_model(server: Server) -> None:
+async def test_unknown_model(server: Server) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": [65]}), (CHAT, {"messages": MESSAGES})):
         response = await server.client.post(path, json={"model": "no-such-model", **prompt})
         assert response.status_code == 404

@@ -90,7 +90,7 @@ async def test_turns_of_the_default_model(smollm2: Server) -> None:
 
 
 @pytest.mark.model
-async def test_row_37_a_client_gone_during_a_turn(smollm2: Server) -> None:
+async def test_a_client_gone_during_a_turn(smollm2: Server) -> None:
     fields = {"temperature": 0, "session_id": "gone"}
     first = await smollm2.answer(COMPLETIONS, prompt="One two three", max_tokens=6, **fields)
     turn = {"model": smollm2.model, "prompt": " four", "max_tokens": 800, "ignore_eos": True, **fields}

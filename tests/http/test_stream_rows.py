@@ -27,7 +27,7 @@ async def test_one_event_a_token_even_with_empty_text(server: Server) -> None:
         assert len({event["id"] for event in events}) == 1
 
 
-async def test_row_17_include_usage(server: Server) -> None:
+async def test_include_usage(server: Server) -> None:
     server.script(Reply(list(b"hello")))
     for path, prompt in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": MESSAGES})):
         events = await server.events(path, **prompt, max_tokens=5, stream_options={"include_usage": True})
@@ -38,7 +38,7 @@ async def test_row_17_include_usage(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": "lo"}, {"n": 2}, {"max_tokens": 3}])
-async def test_row_18_streamed_usage_equals_whole_usage(server: Server, fields: dict[str, object]) -> None:
+async def test_streamed_usage_equals_whole_usage(server: Server, fields: dict[str, object]) -> None:
     server.script(Reply(list(b"hello world"), cached_tokens=1))
     body = {"max_tokens": 9, "temperature": 0, "seed": 1, **fields}
     for path, prompt in ((COMPLETIONS, {"prompt": "x y"}), (CHAT, {"messages": MESSAGES})):
@@ -50,7 +50,7 @@ async def test_row_18_streamed_usage_equals_whole_usage(server: Server, fields: 
             assert first["usage"][count] == whole["usage"][count]
 
 
-async def test_row_20_streamed_logprobs_equal_whole_logprobs(server: Server) -> None:
+async def test_streamed_logprobs_equal_whole_logprobs(server: Server) -> None:
     server.script(Reply(list("a€b".encode())))
     body = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
     whole = (await server.answer(CHAT, messages=MESSAGES, logprobs=True, top_logprobs=3, **body))["choices"][0]
@@ -67,7 +67,7 @@ async def test_row_20_streamed_logprobs_equal_whole_logprobs(server: Server) -> 
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
-async def test_row_22_infinite_logprobs_stay_json(server: Server, logprob: float) -> None:
+async def test_infinite_logprobs_stay_json(server: Server, logprob: float) -> None:
     server.needs_script("a token that cannot happen")
     server.script(Reply([65, 66], chosen_logprob=logprob))
     answer = await server.complete("x", max_tokens=2, logprobs=1)
@@ -78,7 +78,7 @@ async def test_row_22_infinite_logprobs_stay_json(server: Server, logprob: float
     assert json.dumps(events, allow_nan=False)
 
 
-async def test_row_23_echo_with_logprobs(server: Server) -> None:
+async def test_echo_with_logprobs(server: Server) -> None:
     server.script(Reply(list(b"XY")))
     ids = await server.tokenize("hello there", add_special_tokens=True)
     body = {"prompt": "hello there", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}

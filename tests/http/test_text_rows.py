@@ -26,7 +26,7 @@ async def both_texts(server: Server, prompt: str | Sequence[int], **fields: obje
     return whole, text_of(await server.events(COMPLETIONS, **body))
 
 
-async def test_row_01_prompt_that_ends_inside_a_character(server: Server) -> None:
+async def test_a_prompt_that_ends_inside_a_character(server: Server) -> None:
     ids = await server.tokenize("The price is €")
     if len(ids) < 2 or len(await server.tokenize("€")) < 3:
         pytest.skip("this vocabulary has a token for the whole character")
@@ -40,7 +40,7 @@ async def test_row_01_prompt_that_ends_inside_a_character(server: Server) -> Non
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3])
-async def test_row_02_stray_bytes(server: Server, tokens_per_chunk: int) -> None:
+async def test_stray_bytes_become_replacement_characters(server: Server, tokens_per_chunk: int) -> None:
     server.needs_script("bytes that are no UTF-8")
     server.script(Reply([0x80, 0xE2, ord("a"), 0xFF, 0xF0, 0x9F], tokens_per_chunk))
     whole, streamed = await both_texts(server, "x", max_tokens=6)
@@ -50,7 +50,7 @@ async def test_row_02_stray_bytes(server: Server, tokens_per_chunk: int) -> None
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 5])
-async def test_row_03_korean_and_chinese(server: Server, tokens_per_chunk: int) -> None:
+async def test_korean_and_chinese_stream_as_whole(server: Server, tokens_per_chunk: int) -> None:
     text = "안녕하세요, 你好 😀!"
     server.script(Reply(ids_of(text), tokens_per_chunk))
     whole, streamed = await both_texts(server, "한국어로 인사해 주세요:", max_tokens=len(ids_of(text)))
@@ -59,7 +59,7 @@ async def test_row_03_korean_and_chinese(server: Server, tokens_per_chunk: int) 
         assert whole == text
 
 
-async def test_row_04_every_delta_is_whole_characters(server: Server) -> None:
+async def test_every_delta_is_whole_characters(server: Server) -> None:
     text = "a€b한c😀"
     server.script(Reply(ids_of(text)))
     events = await server.events(COMPLETIONS, prompt="x", max_tokens=len(ids_of(text)), temperature=0)
@@ -69,7 +69,7 @@ async def test_row_04_every_delta_is_whole_characters(server: Server) -> None:
     assert all("\ufffd" not in delta for delta in deltas[:-1])
 
 
-async def test_row_05_sentencepiece_spaces(sentencepiece_server: Server) -> None:
+async def test_sentencepiece_spaces_are_kept(sentencepiece_server: Server) -> None:
     server = sentencepiece_server
     server.script(Reply([260, 261, 262]))  # ▁one ▁two ▁three
     whole, streamed = await both_texts(server, [1, 260], max_tokens=3)
@@ -78,7 +78,7 @@ async def test_row_05_sentencepiece_spaces(sentencepiece_server: Server) -> None
     assert answer["prompt"].endswith(whole)
 
 
-async def test_row_07_special_tokens_keep_the_space_that_follows(server: Server) -> None:
+async def test_special_tokens_keep_the_space_that_follows(server: Server) -> None:
     text = "one<|im_end|> two <|im_start|>  three"
     ids = await server.tokenize(text)
     answer = await server.answer("/detokenize", tokens=ids)
@@ -89,7 +89,7 @@ async def test_row_07_special_tokens_keep_the_space_that_follows(server: Server)
 
 
 @pytest.mark.parametrize("include", [False, True])
-async def test_row_09_stop_string_inside_a_token(server: Server, include: bool) -> None:
+async def test_a_stop_string_inside_a_token(server: Server, include: bool) -> None:
     server.script(Reply([PARIS, *ids_of(" is a city")]))
     body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8, "logit_bias": {}}
     stop = "ari"
@@ -110,7 +110,7 @@ async def test_row_09_stop_string_inside_a_token(server: Server, include: bool) 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 4, 100])
 @pytest.mark.parametrize("stop", [["END"], ["zzz", "ND of"], ["D"]])
-async def test_row_11_nothing_after_the_stop_string(server: Server, tokens_per_chunk: int, stop: list[str]) -> None:
+async def test_nothing_after_the_stop_string(server: Server, tokens_per_chunk: int, stop: list[str]) -> None:
     server.needs_script("several tokens in one step")
     server.script(Reply(ids_of("before END of it, and more"), tokens_per_chunk))
     body = {"prompt": "x", "max_tokens": 26, "stop": stop, "return_token_ids": True, "logprobs": 1}
@@ -129,14 +129,14 @@ async def test_row_11_nothing_after_the_stop_string(server: Server, tokens_per_c
     assert [submission.kept_tokens for submission in server.engine.submissions] == [kept, kept]
 
 
-async def test_row_11_a_held_back_prefix_is_not_lost(server: Server) -> None:
+async def test_a_held_back_prefix_is_not_lost(server: Server) -> None:
     server.needs_script("a reply that ends inside a possible stop string")
     server.script(Reply(ids_of("so STO")))
     whole, streamed = await both_texts(server, "x", max_tokens=6, stop="STOP")
     assert whole == streamed == "so STO"
 
 
-async def test_row_15_finish_reasons_are_openais(server: Server) -> None:
+async def test_finish_reasons_are_openais(server: Server) -> None:
     server.script(Reply([*ids_of("hello"), EOS]))
     for fields in ({"max_tokens": 2}, {"max_tokens": 30}, {"max_tokens": 30, "stop": "l"}):
         body = {"prompt": "Say hello.", "temperature": 0, **fields}
@@ -147,7 +147,7 @@ async def test_row_15_finish_reasons_are_openais(server: Server) -> None:
             assert whole == ("length" if fields == {"max_tokens": 2} else "stop")
 
 
-async def test_row_45_an_end_marker_that_only_the_tokenizer_names(server: Server) -> None:
+async def test_an_end_marker_that_only_the_tokenizer_names(server: Server) -> None:
     server.needs_script("an engine that does not know its end marker")
     assert server.engine is not None
     server.engine.models[0].eos_token_ids.clear()
@@ -160,7 +160,7 @@ async def test_row_45_an_end_marker_that_only_the_tokenizer_names(server: Server
 
 @pytest.mark.parametrize("end_marker", [EOS, IM_END])
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
-async def test_row_45_end_markers_stop_and_stay_out_of_the_text(
+async def test_end_markers_stop_and_stay_out_of_the_text(
     server: Server, end_marker: int, skip_special_tokens: bool
 ) -> None:
     server.needs_script("a chosen end marker")
@@ -178,7 +178,7 @@ async def test_row_45_end_markers_stop_and_stay_out_of_the_text(
     assert whole["choices"][0]["message"]["content"] == "yes"
 
 
-async def test_row_47_ignore_eos(server: Server) -> None:
+async def test_ignore_eos_goes_past_the_end_marker(server: Server) -> None:
     server.script(Reply([ord("a"), EOS] * 50))
     body = {"prompt": [5] * 1000, "max_tokens": 64, "ignore_eos": True, "return_token_ids": True, "temperature": 0}
     answer = await server.answer(COMPLETIONS, **body)

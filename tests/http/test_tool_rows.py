@@ -68,7 +68,7 @@ async def both(server: Server, **fields: Any) -> tuple[dict[str, Any], str]:
 @pytest.mark.parametrize(
     ("choice", "reason"), [(None, "tool_calls"), ("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
 )
-async def test_row_14_finish_reason_of_calls(server: Server, choice: Any, reason: str, tokens_per_chunk: int) -> None:
+async def test_finish_reason_of_calls(server: Server, choice: Any, reason: str, tokens_per_chunk: int) -> None:
     server.needs_script("a call")
     server.script(says(CALL, tokens_per_chunk=tokens_per_chunk))
     message, finish_reason = await both(server, tools=TOOLS, tool_choice=choice)
@@ -78,7 +78,7 @@ async def test_row_14_finish_reason_of_calls(server: Server, choice: Any, reason
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
-async def test_row_12_a_call_cut_off_by_max_tokens(server: Server, choice: Any) -> None:
+async def test_a_call_cut_off_by_max_tokens(server: Server, choice: Any) -> None:
     server.needs_script("a call")
     server.script(says(CALL))
     message, finish_reason = await both(server, tools=TOOLS, tool_choice=choice, max_tokens=len(CALL) - 3)
