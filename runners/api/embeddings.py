@@ -13,7 +13,7 @@ from runners.api import validation
 from runners.api.endpoint import Endpoint, Exchange, new_id
 from runners.api.interfaces import RequestStream
 from runners.api.prompts import Prompt, TextThreads, encode_prompts, split_prompts
-from runners.api.protocol import EmbeddingRequest, RequestParser, unknown_fields_warning
+from runners.api.protocol import EmbeddingRequest, RequestParser
 from runners.errors import InvalidRequestError, RequestFailedError
 from runners.request import SamplingParams
 
@@ -24,9 +24,7 @@ class Embeddings(Endpoint):
     _parser = RequestParser(EmbeddingRequest)
 
     async def handle(self, exchange: Exchange) -> None:
-        request, unknown = self._parser.parse(await exchange.body(self.settings.max_body_bytes))
-        if unknown:
-            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        request = await self.parse_body(exchange, self._parser)
         await exchange.until_disconnect(self._embed(exchange, request))
 
     async def _embed(self, exchange: Exchange, request: EmbeddingRequest) -> None:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.datastructures import State
@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from runners.api.access import Access, Caller
 from runners.api.errors import Headers, as_wavelane_error, error_body, error_headers
 from runners.api.interfaces import Engine
+from runners.api.protocol import RequestParser, unknown_fields_warning
 from runners.api.settings import ApiSettings
 from runners.errors import (
     EngineUnavailableError,
@@ -38,6 +39,8 @@ from runners.text.assets import TextAssets
 
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("runners.requests")
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -192,6 +195,13 @@ class Endpoint(ABC):
         """Tokenizer and template of a model, None where it runs on token ids alone."""
         assets: Mapping[str, TextAssets] = self._state.text
         return next((assets[name] for name in info.served_names if name in assets), None)
+
+    async def parse_body(self, exchange: Exchange, parser: RequestParser[BodyT]) -> BodyT:
+        """The request's body; the answer's `Warning` header will name the fields that are not known."""
+        request, unknown = parser.parse(await exchange.body(self.settings.max_body_bytes))
+        if unknown:
+            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        return request
 
     @staticmethod
     def require_method(exchange: Exchange, *methods: str) -> None:

@@ -19,7 +19,7 @@ from runners.api.generation import Choice, Delta, TextOptions
 from runners.api.interfaces import RequestStream
 from runners.api.logprobs import TokenTexts
 from runners.api.prompts import Prompt, TextThreads, require_text
-from runners.api.protocol import GenerationFields, RequestParser, unknown_fields_warning
+from runners.api.protocol import GenerationFields, RequestParser
 from runners.api.sse import EventWriter, data_event, stream_choices
 from runners.api.streams import AwaitedStream
 from runners.api.structured import check_grammar, requested_grammar
@@ -155,9 +155,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
     # --- the life of a request ------------------------------------------------------------------------------------
 
     async def handle(self, exchange: Exchange) -> None:
-        request, unknown = self.parser.parse(await exchange.body(self.settings.max_body_bytes))
-        if unknown:
-            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        request = await self.parse_body(exchange, self.parser)
         await exchange.until_disconnect(self._generate(exchange, request))
 
     async def _generate(self, exchange: Exchange, request: RequestT) -> None:

@@ -17,7 +17,7 @@ from runners.api.generation_endpoint import Generation
 from runners.api.interfaces import RequestStream
 from runners.api.logprobs import chat_logprobs
 from runners.api.prompts import Prompt
-from runners.api.protocol import ChatCompletionRequest, RequestParser, ResponsesRequest, unknown_fields_warning
+from runners.api.protocol import ChatCompletionRequest, RequestParser, ResponsesRequest
 from runners.api.responses_events import Event, ResponseBuilder
 from runners.api.responses_input import PARAM_NAMES, ResponsesChatRequest, chat_request
 from runners.api.sse import DONE, SSE_HEADERS
@@ -36,9 +36,7 @@ class Responses(ChatCompletions):
     _responses_parser = RequestParser(ResponsesRequest)
 
     async def handle(self, exchange: Exchange) -> None:
-        request, unknown = self._responses_parser.parse(await exchange.body(self.settings.max_body_bytes))
-        if unknown:
-            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        request = await self.parse_body(exchange, self._responses_parser)
         try:
             await exchange.until_disconnect(self._generate(exchange, chat_request(request)))
         except WavelaneError as error:

@@ -9,7 +9,7 @@ import msgspec
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.logprobs import TokenTexts
 from runners.api.prompts import TextThreads, render_chat, require_text
-from runners.api.protocol import DetokenizeRequest, RequestParser, TokenizeRequest, unknown_fields_warning
+from runners.api.protocol import DetokenizeRequest, RequestParser, TokenizeRequest
 from runners.api.validation import check_token_ids
 from runners.errors import InvalidRequestError
 
@@ -20,9 +20,7 @@ class Tokenize(Endpoint):
     _parser = RequestParser(TokenizeRequest)
 
     async def handle(self, exchange: Exchange) -> None:
-        request, unknown = self._parser.parse(await exchange.body(self.settings.max_body_bytes))
-        if unknown:
-            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        request = await self.parse_body(exchange, self._parser)
         _, info = self.model(request.model)
         assets = self.text_assets(info)
         _, tokenizer = require_text(assets, "prompt" if request.messages is None else "messages")
@@ -47,9 +45,7 @@ class Detokenize(Endpoint):
     _parser = RequestParser(DetokenizeRequest)
 
     async def handle(self, exchange: Exchange) -> None:
-        request, unknown = self._parser.parse(await exchange.body(self.settings.max_body_bytes))
-        if unknown:
-            exchange.headers.append((b"warning", unknown_fields_warning(unknown)))
+        request = await self.parse_body(exchange, self._parser)
         _, info = self.model(request.model)
         _, tokenizer = require_text(self.text_assets(info), "tokens")
         if request.tokens is None:
