@@ -14,6 +14,7 @@ from configs.api_keys import ApiKeysError
 from configs.loader import ProfileError, load_profile
 from runners.api.protocol import CompletionRequest
 from runners.errors import WavelaneError
+from runners.request_head import limit_request_heads
 from runners.server import Server
 
 NAME = "wavelane"
@@ -23,6 +24,7 @@ _LOGGED = ["/v1/", "/tokenize", "/detokenize"]
 try:
     _resolved = load_profile()
     server = Server(_resolved, NAME)
+    limit_request_heads(_resolved.profile.http.max_header_bytes, _resolved.profile.http.body_timeout_s)
 except (ProfileError, ApiKeysError) as error:
     raise SystemExit(f"profile: {error}") from None
 

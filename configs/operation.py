@@ -21,7 +21,7 @@ class HttpSection(Section):
     max_header_bytes: Size = 32 * 2**10
     """Requests whose headers are larger in all are refused with 431."""
     body_timeout_s: PositiveFloat = 60.0
-    """A request whose body has not arrived after this long is refused with 408."""
+    """A request whose headers, or whose body, have not arrived after this long is refused with 408."""
     send_timeout_s: PositiveFloat = 30.0
     """A client that takes nothing of its answer for this long is disconnected, and its request aborted (Linux)."""
     drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from configs.api_keys import hash_key
@@ -143,6 +145,41 @@ def test_headers_over_the_limit(server: BentoServer) -> None:
     refused = server.http.get("/v1/models", headers={"x-much": "x" * 5000})
     assert refused.status_code == 431
     assert refused.json()["error"]["code"] == "headers_too_large"
+
+
+def test_headers_without_an_end(server: BentoServer) -> None:
+    """One header that goes on, and many of them: refused long before they are whole, and nothing of them is kept."""
+    assert server.worker_pid is not None
+    before = psutil.Process(server.worker_pid).memory_info().rss
+    for head in (b"x-a: " + b"a" * 60_000, b"".join(b"x-%d: %s\r\n" % (n, b"a" * 60) for n in range(1000))):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n")
+            sent = 0
+            with contextlib.suppress(OSError):  # it is closed as soon as the limit is passed
+                while sent < 2000:
+                    connection.sendall(head)
+                    sent += 1
+            assert sent < 2000, "120 MB of headers were taken"
+    assert psutil.Process(server.worker_pid).memory_info().rss - before < 20 * 2**20
+    assert complete(server).status_code == 200
+
+
+def test_headers_that_stop_half_way(server: BentoServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: ")
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in answer
+
+
+def test_a_large_body_behind_a_small_head(server: BentoServer) -> None:
+    """Also on a connection that has carried requests before."""
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}) as client:
+        for _ in range(3):
+            body = {"model": "tiny", "prompt": "a" * 50_000, "max_tokens": 1}
+            assert client.post("/v1/completions", json=body).status_code == 200
 
 
 def test_one_line_a_request(server: BentoServer) -> None:
