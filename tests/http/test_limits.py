@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import time
@@ -189,3 +190,30 @@ def test_one_line_a_request(server: BentoServer) -> None:
     logged = json.loads(line[line.index("{") : line.rindex("}") + 1])
     assert (logged["status"], logged["key"], logged["completion_tokens"]) == (200, "team", 2)
     assert "path=/v1/" not in server.log(), "BentoML's access log has a second line"
+
+
+def test_a_compressed_bomb_stays_compressed(server: BentoServer) -> None:
+    """Nothing here unpacks a body: 256 MB of zeros in 256 kB are refused as the bytes they are."""
+    assert server.worker_pid is not None
+    bomb = gzip.compress(bytes(1 << 28), compresslevel=9)
+    before = psutil.Process(server.worker_pid).memory_info().rss
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    refused = server.http.post("/v1/completions", content=bomb, headers=headers)
+    assert refused.status_code == 400
+    assert psutil.Process(server.worker_pid).memory_info().rss - before < 20 * 2**20
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..%2f..%2fetc%2fpasswd", "tiny/../../x", "\x00"])
+def test_a_model_name_is_never_a_path(server: BentoServer, name: str) -> None:
+    refused = complete(server, model=name)
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        path = name.replace("\x00", "%00")
+        head = f"GET /v1/models/{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 "))
+    assert b"root:" not in answer

@@ -49,7 +49,7 @@ class BentoServer:
         log_path: Path | None = None,
     ) -> None:
         self.mark = uuid.uuid4().hex
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_folder / "server.log" if log_path is None else log_path
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WAVELANE_")}
@@ -171,7 +171,8 @@ class BentoServer:
         self.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
