@@ -71,6 +71,7 @@ class EngineSupervisor:
         self._ready_since = None
         self._process = EngineProcess(self._resolved, socket_path)
         self._client.attach(f"ipc://{socket_path}")
+        logger.info("the engine is process %d", self.engine_pid)
         return self._process
 
     async def _run(self) -> None:

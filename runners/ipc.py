@@ -140,15 +140,6 @@ class OutputWindow:
     def is_open(self) -> bool:
         return self._sent - self._acknowledged < self._window_messages
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
-
-    @property
-    def buffered_tokens(self) -> int:
-        """Tokens that wait for room."""
-        return sum(len(pending.token_ids) for pending in self._pending.values()) // 4
-
     def acknowledge(self, sequence: int) -> None:
         """The front end has handled everything up to `sequence`; a number never sent is ignored."""
         if self._acknowledged < sequence <= self._sent:

@@ -131,17 +131,6 @@ class Scheduler:
             self.live.finish(request, now, keep_tokens=keep_tokens)
         self._checked()
 
-    def fail_all(self, error: OutputError, now: float) -> None:
-        """The device is gone, and with it every step in flight: every request ends with `error`."""
-        self._last = None
-        self.uncommitted.clear()
-        self.flight_records.clear()
-        for flight_id in list(self.live.flights):
-            self.live.land(flight_id)
-        for request in list(self.live.requests.values()):
-            self.live.fail(request, error, now)
-        self._checked()
-
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | Wait:

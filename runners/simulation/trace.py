@@ -97,10 +97,6 @@ def _arrival(fields: dict[str, Any]) -> Arrival:
     return arrival
 
 
-def write_trace(path: Path, arrivals: Sequence[Arrival]) -> None:
-    path.write_text("".join(arrival.to_json() + "\n" for arrival in arrivals))
-
-
 def burst(count: int, prompt: Lengths, output: Lengths, seed: int = 0) -> list[Arrival]:
     """`count` requests at once."""
     generator = random.Random(seed)

@@ -118,19 +118,3 @@ def test_a_result_of_another_step_is_refused():
     scenario.engine.run(until=0.001)
     with pytest.raises(ValueError, match="result of step 99"):
         scenario.scheduler.commit(StepResult(99, (1,)), (), 0.01)
-
-
-def test_fail_all_ends_everything_and_holds_nothing():
-    scenario = Scenario(mix={"mode": "overlap"}, slots=4, blocks=300)
-    scenario.request("d", 20, 50)
-    scenario.request("L", 2000, 50, at=7)
-    for number in range(4):
-        scenario.request(f"w{number}", 20, 5, at=8)
-    error = OutputError("device lost", "engine_unavailable")
-    scenario.engine.at(0.021, lambda now: scenario.scheduler.fail_all(error, now))
-    scenario.engine.run(until=0.021)
-    scenario.scheduler.fail_all(error, 0.021)
-    outputs = scenario.scheduler.take_outputs()
-    assert {output.request_id for output in outputs if output.error == error} == {"d", "L", "w0", "w1", "w2", "w3"}
-    assert not scenario.scheduler.has_work
-    assert scenario.cache.num_available == 300

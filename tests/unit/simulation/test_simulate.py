@@ -16,7 +16,8 @@ from runners.simulation.drawing import Drawing, to_svg
 from runners.simulation.run import Device, simulate
 from runners.simulation.summary import Distribution, percentile, summarize, table
 from runners.simulation.timeline import draw, spans
-from runners.simulation.trace import Arrival, Lengths, burst, poisson, write_trace
+from runners.simulation.trace import Arrival, Lengths, burst, poisson
+from tests.support.traces import write_trace
 
 COSTS = CostModel(
     {PlanKind.DECODE: StepCost(0.004), PlanKind.WAVE: StepCost(0.008), PlanKind.MIXED: StepCost(0.010)},

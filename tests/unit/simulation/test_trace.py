@@ -12,7 +12,8 @@ from runners.messages import AddRequest, OutputError, RequestOutput, pack_ids
 from runners.request import FinishReason, SamplingParams
 from runners.simulation.named_traces import NAMED_TRACES
 from runners.simulation.recorder import ArrivalRecorder
-from runners.simulation.trace import Arrival, Lengths, burst, poisson, read_trace, split, write_trace
+from runners.simulation.trace import Arrival, Lengths, burst, poisson, read_trace, split
+from tests.support.traces import write_trace
 
 
 def test_a_written_trace_reads_as_it_was(tmp_path):

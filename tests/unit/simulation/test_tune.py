@@ -27,8 +27,9 @@ from runners.simulation.search import (
     value_of,
 )
 from runners.simulation.summary import summarize
-from runners.simulation.trace import Lengths, poisson, split, write_trace
+from runners.simulation.trace import Lengths, poisson, split
 from runners.tune import main
+from tests.support.traces import write_trace
 
 BASE = load_profile("balanced", {}).profile
 DEVICE = Device(CostModel.load(DEFAULT_COST_MODEL), 53_000)
