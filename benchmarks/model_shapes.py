@@ -72,31 +72,35 @@ class RandomWeight:
         return weight.normal_(std=self.shape[-1] ** -0.5, generator=generator)
 
 
+def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each weight of a llama (norms before each half, no biases) under its canonical name."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer = {
+        "q_proj": (q_size, hidden),
+        "k_proj": (kv_size, hidden),
+        "v_proj": (kv_size, hidden),
+        "o_proj": (hidden, q_size),
+        "gate_proj": (ffn, hidden),
+        "up_proj": (ffn, hidden),
+        "down_proj": (hidden, ffn),
+        "input_norm": (hidden,),
+        "pre_ffn_norm": (hidden,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (config.vocab_size, hidden), "norm": (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head"] = (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
 class RandomCheckpoint:
     """What `build_decoder` asks of a checkpoint, for a llama of the given config."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        hidden, ffn = config.hidden_size, config.intermediate_size
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        layer = {
-            "input_norm": (hidden,),
-            "pre_ffn_norm": (hidden,),
-            "q_proj": (q_size, hidden),
-            "k_proj": (kv_size, hidden),
-            "v_proj": (kv_size, hidden),
-            "o_proj": (hidden, q_size),
-            "gate_proj": (ffn, hidden),
-            "up_proj": (ffn, hidden),
-            "down_proj": (hidden, ffn),
-        }
-        self._shapes: dict[str, tuple[int, ...]] = {
-            "embed_tokens": (config.vocab_size, hidden),
-            "lm_head": (config.vocab_size, hidden),
-            "norm": (hidden,),
-        }
-        for index in range(config.num_layers):
-            self._shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+        self._shapes = llama_shapes(config)
 
     def names(self) -> Iterable[str]:
         return self._shapes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from runners.execution.cuda_executor import CudaExecutor
@@ -17,29 +16,13 @@ class CudaStepper(Stepper):
 
     executor: Any
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        slots: int = 32,
-        blocks: int = 400,
-        eos_token_ids: Sequence[int] = (),
-        seed: int = 0,
-        grammars: Any = None,
-        graphs: StepGraphs | None = None,
-    ) -> None:
-        super().__init__(decoder, slots=slots, blocks=blocks, eos_token_ids=eos_token_ids, seed=seed, grammars=grammars)
+    def __init__(self, decoder: Decoder, *, graphs: StepGraphs | None = None, **settings: Any) -> None:
+        self.graphs = graphs
+        super().__init__(decoder, **settings)
+
+    def make_executor(self, decoder: Decoder, **settings: Any) -> CudaExecutor:
         device = decoder.device
         on_gpu = device.type == "cuda"
-        if graphs is None:
-            graphs = CapturedSteps(device) if on_gpu else EagerSteps()
-        self.executor = CudaExecutor(
-            decoder,
-            self.cache,
-            CudaStreams(device) if on_gpu else HostStreams(device),
-            graphs,
-            slots=slots,
-            max_context=decoder.max_context,
-            eos_token_ids=eos_token_ids,
-            grammars=grammars,
-        )
+        streams = CudaStreams(device) if on_gpu else HostStreams(device)
+        graphs = self.graphs or (CapturedSteps(device) if on_gpu else EagerSteps())
+        return CudaExecutor(decoder, self.cache, streams, graphs, **settings)

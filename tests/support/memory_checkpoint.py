@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.model_shapes import llama_shapes
 from runners.models.config import ModelConfig
 
 
@@ -74,28 +75,14 @@ def small_config(**overrides: Any) -> ModelConfig:
 def random_checkpoint(config: ModelConfig, seed: int = 0) -> MemoryCheckpoint:
     """Weights of a llama (pre-norm, no biases) in the shapes that `config` calls for."""
     generator = torch.Generator().manual_seed(seed)
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * columns**-0.5
-
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors = {}
+    for name, shape in llama_shapes(config).items():
+        if name == "norm":
+            tensors[name] = torch.ones(shape)
+        elif len(shape) == 1:
+            tensors[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
+        else:
+            tensors[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
     # Random models settle on one token; a wide embedding keeps their choices varied.
-    tensors = {"embed_tokens": matrix(config.vocab_size, hidden) * hidden**0.5, "norm": torch.ones(hidden)}
-    if not config.tie_word_embeddings:
-        tensors["lm_head"] = matrix(config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        shapes = {
-            "q_proj": (q_size, hidden),
-            "k_proj": (kv_size, hidden),
-            "v_proj": (kv_size, hidden),
-            "o_proj": (hidden, q_size),
-            "gate_proj": (ffn, hidden),
-            "up_proj": (ffn, hidden),
-            "down_proj": (hidden, ffn),
-        }
-        for name, shape in shapes.items():
-            tensors[f"layers.{layer}.{name}"] = matrix(*shape)
-        for name in ("input_norm", "pre_ffn_norm"):
-            tensors[f"layers.{layer}.{name}"] = 1 + 0.1 * torch.randn(hidden, generator=generator)
+    tensors["embed_tokens"] *= config.hidden_size**0.5
     return MemoryCheckpoint(config, tensors)

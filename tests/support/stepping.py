@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runners.execution.executor import StepResult
+from runners.execution.executor import Executor, StepResult
 from runners.execution.torch_executor import TorchExecutor
 from runners.grammar.compiler import GrammarCompiler
 from runners.kv_cache.device_cache import DeviceCache
@@ -44,19 +44,17 @@ class Stepper:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.cache = DeviceCache(decoder.config, blocks, BLOCK_TOKENS, decoder.dtype, decoder.device)
-        self.executor = TorchExecutor(
-            decoder,
-            self.cache,
-            slots=slots,
-            max_context=decoder.max_context,
-            eos_token_ids=eos_token_ids,
-            grammars=grammars,
+        self.executor = self.make_executor(
+            decoder, slots=slots, max_context=decoder.max_context, eos_token_ids=eos_token_ids, grammars=grammars
         )
         self.requests: dict[str, SteppedRequest] = {}
         # Blocks are handed out in a shuffled order: neighbours in a sequence are no neighbours in the pool.
         self.free_blocks = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self.free_slots = list(range(slots))
         self.next_step_id = 0
+
+    def make_executor(self, decoder: Decoder, **settings: Any) -> Executor:
+        return TorchExecutor(decoder, self.cache, **settings)
 
     def add(self, request_id: str, prompt: Sequence[int], **sampling: Any) -> None:
         params = SamplingParams(**({"max_tokens": 100, "temperature": 0.0} | sampling))
