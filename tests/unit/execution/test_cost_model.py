@@ -69,7 +69,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path, text):
 
 
 def test_the_shipped_estimate_agrees_with_the_figures_it_comes_from():
-    """A probe measured 4.47 / 4.58 / 5.31 ms at 1 / 8 / 64 rows (context 190), 9.18 at 64 × 2064; prefill 40.3 + 3.8."""
+    """The probe: 4.47 / 4.58 / 5.31 ms at 1 / 8 / 64 rows (context 190), 9.18 at 64 × 2064; prefill 40.3 + 3.8."""
     model = CostModel.load(ESTIMATE)
     assert model.is_estimate
     for rows, position, milliseconds in ((1, 189, 4.47), (8, 189, 4.58), (64, 189, 5.31), (64, 2063, 9.18)):

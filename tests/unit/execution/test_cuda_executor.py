@@ -13,12 +13,12 @@ import torch
 from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.cuda_loading import common_keys, later_keys, sampling_variants, uncaptured_passes
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
-from runners.execution.executor import DeviceLostError, LaunchError, StepResult
+from runners.execution.executor import DeviceLostError, StepResult
 from runners.execution.step_keys import context_bucket, token_bucket, width_bucket
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
 from runners.models.fused_forward import FusedForward, PlainForward, choose_forward
-from runners.scheduling.scheduler_output import BlockAppend, BlockCopy, DecodeRow, PlanKind, PrefillChunk, StepPlan
+from runners.scheduling.scheduler_output import DecodeRow, PlanKind, StepPlan
 from tests.support.cuda_stepping import CudaStepper
 from tests.support.memory_checkpoint import random_checkpoint, small_config
 from tests.support.stepping import Stepper
@@ -200,28 +200,6 @@ def test_padding_rows_change_nothing(decoder: Decoder) -> None:
     assert outcomes[0] == outcomes[1]
 
 
-def test_overlap_prefill_comes_back_as_a_flight(decoder: Decoder) -> None:
-    stepper, alone = CudaStepper(decoder), CudaStepper(decoder)
-    for target in (stepper, alone):
-        target.add("a", range(9))
-        target.add("b", range(30, 60), temperature=0.9, seed=4)
-        target.step({"a": None})
-    plan = stepper.plan({"b": None}, kind=PlanKind.OVERLAP_PREFILL, flight_id=4)
-    stepper.executor.launch(plan)
-    assert not stepper.executor.is_ready()
-    stepper.step(decode=["a"])
-    ((flight_id, result),) = stepper.executor.completed_flights()
-    assert flight_id == 4
-    assert stepper.executor.completed_flights() == ()
-    stepper.commit(plan, result)
-    alone.step({"b": None}, decode=["a"])
-    for _ in range(3):
-        stepper.step(decode=["a", "b"])
-        alone.step(decode=["a", "b"])
-    for name in "ab":
-        assert stepper.requests[name].generated == alone.requests[name].generated
-
-
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_embeddings_are_those_of_the_torch_executor(decoder: Decoder, pooling: str) -> None:
     results = []
@@ -238,95 +216,6 @@ def test_embeddings_are_those_of_the_torch_executor(decoder: Decoder, pooling: s
         actual = torch.frombuffer(bytearray(results[1].pooled[name]), dtype=torch.float32)
         assert torch.allclose(actual, torch.frombuffer(bytearray(expected), dtype=torch.float32), atol=1e-6)
         assert actual.norm().item() == pytest.approx(1.0, abs=1e-5)
-
-
-def test_copy_on_write_leaves_the_shared_block_alone(decoder: Decoder) -> None:
-    stepper = CudaStepper(decoder)
-    stepper.add("a", range(20))
-    stepper.step({"a": None})
-    source = stepper.requests["a"].block_ids[1]
-    before = stepper.cache.pool[source].clone()
-    target = stepper.free_blocks.pop()
-    swap = BlockAppend(stepper.requests["a"].slot, 1, (target,))
-    plan = replace(stepper.plan(decode=["a"]), block_appends=(swap,), block_copies=(BlockCopy(source, target),))
-    stepper.executor.launch(plan)
-    stepper.executor.collect()
-    assert torch.equal(stepper.cache.pool[source], before)
-    assert torch.equal(stepper.cache.pool[target][:, :, :, :4], before[:, :, :, :4])
-    assert not torch.equal(stepper.cache.pool[target][:, :, :, 4], before[:, :, :, 4])
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "seed": 3}, {"presence_penalty": 1.0}, {"logprobs": 1}])
-def test_nan_in_one_row_fails_that_request_alone(decoder: Decoder, sampling: dict[str, Any]) -> None:
-    stepper, clean = CudaStepper(decoder), CudaStepper(decoder)
-    for target in (stepper, clean):
-        for index, name in enumerate("abc"):
-            target.add(name, range(index, index + 20), **sampling)
-        target.step(dict.fromkeys("abc"))
-    stepper.cache.pool[stepper.requests["b"].block_ids[0]] = float("nan")
-    result = stepper.step(decode="abc")
-    clean.step(decode="abc")
-    assert {name: error.code for name, error in result.failures.items()} == {"b": "request_failed"}
-    for name in "ac":
-        assert stepper.requests[name].generated == clean.requests[name].generated
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"decode_rows": (DecodeRow("a", 99, 5),)}, "99"),
-        ({"decode_rows": (DecodeRow("a", -1, 5),)}, "slot -1"),
-        ({"decode_rows": (DecodeRow("a", 31, 16),)}, "position 16 has no block .slot 31 holds 1 blocks of 16 tokens"),
-        ({"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (1, 97), True),)}, "a: token id outside .* of 97"),
-        ({"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (-1,), True),)}, "a: token id outside"),
-        ({"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (), True),)}, "no tokens"),
-        (
-            {"decode_rows": (), "chunks": (PrefillChunk("a", 31, 2, (), True), PrefillChunk("a", 31, 2, (1,), True))},
-            "empty",
-        ),
-        ({"block_appends": (BlockAppend(31, 1, (400,)),)}, "block 400 is outside the pool of 400"),
-        ({"block_appends": (BlockAppend(31, 15, (1, 2)),)}, "lie outside a table of 32 slots with 16 blocks"),
-        ({"block_copies": (BlockCopy(0, 400),)}, "400"),
-    ],
-)
-def test_a_plan_that_does_not_fit_is_refused_and_changes_nothing(
-    decoder: Decoder, changes: dict[str, Any], message: str
-) -> None:
-    stepper, clean = CudaStepper(decoder), CudaStepper(decoder)
-    for target in (stepper, clean):
-        target.add("a", [1, 2])
-        target.step({"a": None})
-    bad_plan = replace(stepper.plan(decode=["a"]), **changes)
-    with pytest.raises(LaunchError, match=message):
-        stepper.executor.launch(bad_plan)
-    assert not stepper.executor.is_ready()
-    for _ in range(3):
-        stepper.step(decode=["a"])
-        clean.step(decode=["a"])
-    assert stepper.requests["a"].generated == clean.requests["a"].generated
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("a kernel's own error")])
-def test_a_step_that_broke_in_the_middle_runs_again_with_the_same_outcome(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    stepper, clean = CudaStepper(decoder), CudaStepper(decoder)
-    for target in (stepper, clean):
-        target.add("a", range(20), frequency_penalty=0.5, temperature=0.9, seed=8)
-        target.step({"a": None})
-    plan = stepper.plan(decode=["a"])
-    with monkeypatch.context() as patch:
-        patch.setattr(FusedForward, "logits", lambda self, hidden: (_ for _ in ()).throw(error))
-        with pytest.raises(LaunchError, match=str(error)):
-            stepper.executor.launch(plan)
-    assert not stepper.executor.is_ready()
-    stepper.executor.launch(plan)
-    stepper.commit(plan, stepper.executor.collect())
-    clean.step(decode=["a"])
-    for _ in range(4):
-        stepper.step(decode=["a"])
-        clean.step(decode=["a"])
-    assert stepper.requests["a"].generated == clean.requests["a"].generated
 
 
 def test_a_device_error_at_a_read_loses_the_device(decoder: Decoder) -> None:
@@ -355,21 +244,6 @@ def test_models_with_norms_after_attention_take_the_plain_form() -> None:
     layer = replace(decoder.layers[0], post_attention_norm=torch.ones(config.hidden_size))
     decoder.layers = (layer, *decoder.layers[1:])
     assert isinstance(choose_forward(decoder), PlainForward)
-
-
-def test_results_come_in_launch_order_and_a_closed_executor_refuses(decoder: Decoder) -> None:
-    stepper = CudaStepper(decoder)
-    stepper.add("a", [1, 2])
-    stepper.add("b", [3, 4])
-    plans = [stepper.plan({"a": None}), stepper.plan({"b": None})]
-    for plan in plans:
-        stepper.executor.launch(plan)
-    assert [stepper.executor.collect().step_id for _ in plans] == [plan.step_id for plan in plans]
-    with pytest.raises(RuntimeError, match="no step in flight"):
-        stepper.executor.collect()
-    stepper.executor.close()
-    with pytest.raises(LaunchError, match="closed"):
-        stepper.executor.launch(plans[0])
 
 
 def test_warming_up_with_padding_changes_nothing(decoder: Decoder) -> None:
