@@ -25,6 +25,10 @@ _loaded: set[str] = set()
 _reference_only = False
 
 
+class ShapeError(ValueError):
+    """Tensors handed to an op do not fit together."""
+
+
 def register_reference(op_name: str, implementation: Implementation) -> None:
     """The plain torch implementation, for any device."""
     _references[op_name] = implementation
