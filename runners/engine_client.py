@@ -16,7 +16,6 @@ from runners.engine_state import EnginePhase, EngineState, Vitals
 from runners.errors import (
     ConflictError,
     EngineUnavailableError,
-    RateLimitError,
     RequestFailedError,
     WavelaneError,
 )
@@ -35,27 +34,26 @@ from runners.messages import (
     OutputError,
     RequestOutput,
     SessionFacts,
-    SessionsQuery,
     SessionsReply,
     StepOutputs,
     pack_ids,
     unpack_ids,
 )
+from runners.queue_limits import QueueLimits
 from runners.request import SamplingParams
 from runners.request_metrics import RequestMetrics
 from runners.request_stream import OutputChunk, RequestStream, error_of
-from runners.session_names import engine_name, own_sessions
+from runners.session_client import SessionClient
+from runners.session_names import engine_name
 
 logger = logging.getLogger(__name__)
-
-_QUERY_TIMEOUT_S = 10.0
 
 
 class EngineClient:
     """Requests in, streams out. Belongs to one asyncio loop; constructing it starts nothing.
 
-    `slots` is how many requests the engine runs at once; beyond them at most `max_queued_requests` wait. Prompts
-    without a first token may have `max_queued_tokens` in all, where that is set.
+    `slots` is how many requests the engine runs at once; `max_queued_requests` and `max_queued_tokens` may wait beyond
+    them (`runners.queue_limits`).
     """
 
     def __init__(
@@ -77,17 +75,12 @@ class EngineClient:
         self.on_announcement: Callable[[EngineOutput], None] = lambda message: None
         self.loop: asyncio.AbstractEventLoop
         self._state = EngineState(EnginePhase.STARTING, since=time.monotonic())
-        self._slots = slots
-        self._max_queued_requests = max_queued_requests
-        self._max_queued_tokens = max_queued_tokens
-        self._num_queued_tokens = 0
+        self._queue = QueueLimits(slots, max_queued_requests, max_queued_tokens)
         self._beat_limit_s = beat_limit_s
         self._max_buffered_tokens = max_buffered_tokens
         self._socket: FrontEndSocket | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._queries: dict[str, asyncio.Future[SessionsReply]] = {}
-        self._num_queries = 0
-        self._num_started = 0
+        self._session_client = SessionClient(self.send)
         self._last_sequence = 0
         self._acknowledged = 0
         self.is_draining = False
@@ -112,9 +105,8 @@ class EngineClient:
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait for a place: submitted, no token yet, and no free slot to account for them."""
-        num_waiting = len(self._streams) - self._num_started
-        return max(0, num_waiting - max(0, self._slots - self._num_started))
+        """Requests that wait for a place."""
+        return self._queue.num_queued
 
     async def submit(
         self,
@@ -137,9 +129,7 @@ class EngineClient:
         """
         if not self.is_ready:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
-        if self.num_queued >= self._max_queued_requests:
-            raise RateLimitError(f"The queue is full: {self._max_queued_requests} requests are waiting.")
-        self._check_queued_tokens(len(prompt_ids))
+        self._queue.check(len(prompt_ids))
         if request_id in self._streams:
             raise ConflictError(f"A request with the id {request_id!r} is in flight.")
         now = time.monotonic()
@@ -158,17 +148,9 @@ class EngineClient:
         )
         stream = RequestStream(self, request_id, self.metrics.begin(request_id, model, len(prompt_ids), now))
         self._streams[request_id] = stream
-        self._num_queued_tokens += len(prompt_ids)
+        self._queue.enter(len(prompt_ids))
         self.send(message)
         return stream
-
-    def _check_queued_tokens(self, num_prompt_tokens: int) -> None:
-        limit = self._max_queued_tokens
-        if limit is not None and self._num_queued_tokens > 0 and self._num_queued_tokens + num_prompt_tokens > limit:
-            raise RateLimitError(
-                f"The queue is full: {self._num_queued_tokens} prompt tokens are waiting, this request has "
-                f"{num_prompt_tokens} and the limit is {limit}."
-            )
 
     async def sessions(
         self, model: str, session_id: str | None = None, *, key_id: str = "", delete: bool = False
@@ -179,22 +161,7 @@ class EngineClient:
         """
         if not self.is_ready:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
-        self._num_queries += 1
-        query_id = f"sessions-{self._num_queries}"
-        reply: asyncio.Future[SessionsReply] = self.loop.create_future()
-        self._queries[query_id] = reply
-        name = None if session_id is None else engine_name(key_id, session_id)
-        self.send(SessionsQuery(query_id, model, name, delete))
-        try:
-            async with asyncio.timeout(_QUERY_TIMEOUT_S):
-                answer = await reply
-        except TimeoutError:
-            raise EngineUnavailableError("The engine does not answer.") from None
-        finally:
-            del self._queries[query_id]
-        if answer.error is not None:
-            raise error_of(answer.error)
-        return own_sessions(key_id, answer.sessions)
+        return await self._session_client.ask(model, session_id, key_id, delete=delete)
 
     def _describe_state(self) -> str:
         if self._state.phase is EnginePhase.READY:
@@ -226,7 +193,7 @@ class EngineClient:
     def fail_streams(self, error: WavelaneError) -> None:
         """Every open stream raises `error`, now."""
         streams, self._streams = list(self._streams.values()), {}
-        self._num_started = self._num_queued_tokens = 0
+        self._queue.clear()
         for stream in streams:
             self.metrics.fail(stream.times, error)
             stream.fail(error)
@@ -256,10 +223,7 @@ class EngineClient:
         if reason:
             self.metrics.finish(stream.times, reason, time.monotonic())
         del self._streams[stream.request_id]
-        if stream.has_started:
-            self._num_started -= 1
-        else:
-            self._num_queued_tokens -= stream.times.num_prompt_tokens
+        self._queue.leave(stream.times.num_prompt_tokens, has_started=stream.has_started)
         if not self._streams:
             self._became_idle.set()
         return True
@@ -277,9 +241,7 @@ class EngineClient:
                 self.vitals.loop_stamp = message.loop_stamp
                 self.vitals.step_limit_s = message.step_limit_s
         elif isinstance(message, SessionsReply):
-            query = self._queries.get(message.query_id)
-            if query is not None and not query.done():
-                query.set_result(message)
+            self._session_client.answered(message)
         else:
             self.on_announcement(message)
 
@@ -299,8 +261,7 @@ class EngineClient:
     def _deliver(self, stream: RequestStream, output: RequestOutput, now: float) -> None:
         if not stream.has_started:
             stream.has_started = True
-            self._num_started += 1
-            self._num_queued_tokens -= stream.times.num_prompt_tokens
+            self._queue.start(stream.times.num_prompt_tokens)
             if output.queue_s is not None:
                 self.metrics.queued(stream.times, output.queue_s)
         try:
