@@ -360,6 +360,9 @@ def test_fail_all_ends_every_request_once(engine_io: EngineIO, dealer: zmq.Socke
         ("a", "gone"),
         ("b", "gone"),
     }
+    engine_io.announce(Progress("loading", "x", 0.5))  # sent after what was posted before it
+    while not isinstance(decode_output(dealer.recv()), Progress):
+        pass
     open_request(engine_io, dealer, "c")
     engine_io.publish([output("c", 1)])
     assert receive_outputs(dealer).outputs == [output("c", 1)]
