@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import resource
 import statistics
+import time
 from typing import Any
 
 import msgspec
@@ -20,18 +21,31 @@ from runners.api.app import create_app
 from runners.api.settings import ApiSettings
 from runners.messages import EngineInput, EngineStats, ModelInfo, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
+from runners.request_metrics import RequestTimes
 from runners.request_stream import OutputChunk, RequestStream
 from runners.text.assets import TextAssets
 from runners.text.chat_template import CHATML_TEMPLATE, ChatTemplate
 from runners.text.pieces import BYTE_LEVEL_ALPHABET, pieces_of
 from runners.text.tokenizer import Tokenizer
 
-CASES: dict[str, dict[str, Any]] = {
-    "completions": {},
-    "completions, token ids": {"return_token_ids": True},
-    "completions, two stop strings": {"stop": ["never this", "nor that"]},
-    "completions, 5 logprobs": {"logprobs": 5},
-    "completions, all of it": {"return_token_ids": True, "stop": ["never this"], "logprobs": 5},
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+STOPS = {"stop": ["never this", "nor that"]}
+MESSAGES = {"messages": [{"role": "user", "content": "A"}]}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "never_called"}}]}
+LOGPROBS = {"logprobs": True, "top_logprobs": 5}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": (COMPLETIONS, {}),
+    "completions, token ids": (COMPLETIONS, {"return_token_ids": True}),
+    "completions, two stop strings": (COMPLETIONS, STOPS),
+    "completions, 5 logprobs": (COMPLETIONS, {"logprobs": 5}),
+    "completions, stops and 5 logprobs": (COMPLETIONS, {**STOPS, "logprobs": 5}),
+    "completions, all of it": (COMPLETIONS, {"return_token_ids": True, **STOPS, "logprobs": 5}),
+    "chat": (CHAT, MESSAGES),
+    "chat, stops and 5 logprobs": (CHAT, {**MESSAGES, **STOPS, **LOGPROBS}),
+    "chat, tools": (CHAT, {**MESSAGES, **TOOLS}),
+    "chat, tools, stops and 5 logprobs": (CHAT, {**MESSAGES, **TOOLS, **STOPS, **LOGPROBS}),
+    "responses": (RESPONSES, {"input": "A"}),
 }
 
 
@@ -62,7 +76,7 @@ class PacedEngine:
     async def submit(
         self, model: str, prompt_ids: list[int], params: SamplingParams, *, request_id: str, **_: Any
     ) -> RequestStream:
-        stream = RequestStream(self, request_id)
+        stream = RequestStream(self, request_id, RequestTimes(time.monotonic(), len(prompt_ids)))
         self.streams.append(stream)
         if len(self.streams) == self._num_streams:
             self.all_submitted.set()
@@ -75,12 +89,14 @@ class PacedEngine:
         pass
 
 
-async def measure(fields: dict[str, Any], num_streams: int, num_tokens: int) -> float:
+async def measure(path: str, fields: dict[str, Any], num_streams: int, num_tokens: int) -> float:
     """CPU microseconds of this process per event."""
     engine = PacedEngine(num_streams)
     assets = TextAssets(byte_tokenizer(), ChatTemplate(CHATML_TEMPLATE), frozenset(), None)
     app = create_app(ApiSettings(), engine, {"m": assets})
-    body = msgspec.json.encode({"prompt": [65] * 23, "max_tokens": num_tokens, "stream": True, **fields})
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    prompt = {"prompt": [65] * 23} if path == COMPLETIONS else {}
+    body = msgspec.json.encode({**prompt, limit: num_tokens, "stream": True, **fields})
     num_bodies = 0
 
     async def serve() -> None:
@@ -95,7 +111,7 @@ async def measure(fields: dict[str, Any], num_streams: int, num_tokens: int) -> 
             nonlocal num_bodies
             num_bodies += message["type"] == "http.response.body"
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "root_path": ""}
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "root_path": ""}
         await app(scope, receive, send)
 
     tasks = [asyncio.ensure_future(serve()) for _ in range(num_streams)]
@@ -122,8 +138,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    for name, fields in CASES.items():
-        figures = [asyncio.run(measure(fields, arguments.streams, arguments.tokens)) for _ in range(arguments.rounds)]
+    for name, (path, fields) in CASES.items():
+        rounds = range(arguments.rounds)
+        figures = [asyncio.run(measure(path, fields, arguments.streams, arguments.tokens)) for _ in rounds]
         print(f"{name:34} {statistics.median(figures):6.2f} µs of CPU an event (best {min(figures):.2f})")
 
 
