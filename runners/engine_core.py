@@ -228,7 +228,7 @@ def _load(settings: EngineSettings, io: EngineIO) -> LoadedEngine:
     except StartupError:
         raise
     except Exception as error:  # no file or setting we know of: the next start would fail alike, so tell, do not retry
-        logger.debug("while loading", exc_info=True)
+        logger.error("loading failed in a way that is not foreseen", exc_info=True)
         reason = str(error).strip().splitlines() or ["no reason given"]
         raise StartupError(f"{type(error).__name__}: {reason[0]}") from error
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from configs.schema import ModelSection, Profile
 from runners.engine_settings import EngineSettings
 from runners.errors import StartupError
@@ -26,6 +28,7 @@ from runners.messages import ModelInfo
 from runners.request import SamplingParams
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import BlockAppend, DecodeRow, PlanKind, PrefillChunk, SlotInit, StepPlan
+from runners.startup_checks import choose_device, context_in_pool, model_context
 
 if TYPE_CHECKING:
     import torch
@@ -135,8 +138,8 @@ def _load_torch(profile: Profile, report: Report) -> LoadedEngine:
     _use_cores(profile)
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    device = _choose_device(profile.engine.device)
-    max_context = config.max_context if model.max_context == "auto" else min(model.max_context, config.max_context)
+    device = choose_device(profile.engine.device)
+    max_context = model_context(model.max_context, config.max_context)
     override = Path(model.tokenizer) if model.tokenizer is not None else None
     eos_token_ids = sorted(set(config.eos_token_ids) | read_end_tokens(path, override))
     decoder = build_decoder(
@@ -243,12 +246,6 @@ def _use_cores(profile: Profile) -> None:
     torch.set_num_interop_threads(1)
 
 
-def _choose_device(name: str) -> torch.device:
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
-
-
 def _stored_form(checkpoint: Checkpoint) -> str:
     """The type that most weight bytes have in the file: `q4_1`, `bf16` …"""
     num_bytes: Counter[str] = Counter()
@@ -286,6 +283,10 @@ def names_of(model: ModelSection) -> list[str]:
 def _assemble(
     profile: Profile, executor: Executor, info: ModelInfo, grammars: GrammarCompiler | None = None
 ) -> LoadedEngine:
+    usable_blocks = min(info.total_blocks, profile.kv.quota_blocks or info.total_blocks)
+    max_context = context_in_pool(profile.models[0].max_context, info.max_context, usable_blocks, info.block_tokens)
+    peak_concurrency = info.total_blocks / -(-max_context // info.block_tokens)
+    info = msgspec.structs.replace(info, max_context=max_context, peak_concurrency=peak_concurrency)
     cache = CacheManager(
         info.total_blocks,
         info.block_tokens,

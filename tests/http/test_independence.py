@@ -32,7 +32,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def url(smollm2_path: Path) -> Iterator[str]:
-    model = {"quantization": "none", "dtype": "float32", "max_context": 512}
+    model = {"quantization": "none", "dtype": "float32", "max_context": 256}
     # Blocks of 16 tokens: eight requests do not fit, so some are preempted on the way.
     with engine_server(str(smollm2_path), model=model, kv={"pool": {"blocks": 18}}) as found:
         yield found
