@@ -1,6 +1,6 @@
 """Seeded mutation fuzz: a damaged model file is read in full or refused with one line, never anything else.
 
-WAVELANE_FUZZ_FILES sets how many damaged files are tried (500 by default); every one is a function of its number.
+WAVELANE_TEST_FUZZ_FILES sets how many damaged files are tried (500 by default); every one is a function of its number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runners.loading.safetensors_reader import open_safetensors
 from tests.support.gguf_writer import write_gguf
 from tests.support.tiny_models import tiny_model
 
-NUM_FILES = int(os.environ.get("WAVELANE_FUZZ_FILES", "500"))
+NUM_FILES = int(os.environ.get("WAVELANE_TEST_FUZZ_FILES", "500"))
 # Many times the whole file, and far below what a corrupt count could ask for.
 MAX_TRACED_BYTES = 32 << 20
 INTERESTING = (0, 1, 7, 8, 9, 31, 32, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
