@@ -121,15 +121,18 @@ class EngineClient:
         session_id: str | None = None,
         append_to_session: bool = False,
         cache_salt: str = "",
+        follows: bool = False,
     ) -> RequestStream:
         """Send a request to the engine.
 
-        Raises EngineUnavailableError while the engine is not ready, RateLimitError when the queue is full,
+        Raises EngineUnavailableError while the engine is not ready, RateLimitError when the queue is full (one that
+        `follows` another choice of its prompt is let in all the same),
         ConflictError when `request_id` is in flight already.
         """
         if not self.is_ready:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
-        self._queue.check(len(prompt_ids))
+        if not follows:
+            self._queue.check(len(prompt_ids))
         if request_id in self._streams:
             raise ConflictError(f"A request with the id {request_id!r} is in flight.")
         now = time.monotonic()
@@ -145,6 +148,7 @@ class EngineClient:
             session_id=None if session_id is None else engine_name(key_id, session_id),
             append_to_session=append_to_session,
             cache_salt=cache_salt,
+            follows=follows,
         )
         stream = RequestStream(self, request_id, self.metrics.begin(request_id, model, len(prompt_ids), now))
         self._streams[request_id] = stream

@@ -44,7 +44,10 @@ class Hello(_Message, frozen=True):
 
 
 class AddRequest(_Message, frozen=True):
-    """A new request. `arrival_time` and `deadline` are seconds of the machine's monotonic clock."""
+    """A new request. `arrival_time` and `deadline` are seconds of the machine's monotonic clock.
+
+    `follows`: another choice of a prompt that was let in already; a full queue does not refuse it.
+    """
 
     request_id: str
     model: str
@@ -57,6 +60,7 @@ class AddRequest(_Message, frozen=True):
     session_id: str | None = None
     append_to_session: bool = False
     cache_salt: str = ""
+    follows: bool = False
 
 
 class AbortRequests(_Message, frozen=True):

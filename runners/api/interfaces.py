@@ -75,6 +75,7 @@ class Engine(Protocol):
         session_id: str | None = None,
         append_to_session: bool = False,
         cache_salt: str = "",
+        follows: bool = False,
     ) -> RequestStream: ...
 
     async def sessions(

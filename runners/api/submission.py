@@ -140,4 +140,6 @@ class Submitter:
             session_id=self._plan.session_id,
             append_to_session=self._plan.session_id is not None and self._plan.appends_to_session,
             cache_salt=self._cache_salt,
+            # It may be sent when the answer has begun: too late to refuse it.
+            follows=choice.number > 0,
         )

@@ -93,7 +93,8 @@ class Scheduler:
         try:
             # As the front end counts: who will get a free slot is not queued. Else a burst that it let pass would be
             # refused here, after the status of the answer has left.
-            if len(live.waiting) - live.slots.num_free >= self.policies.max_queued_requests:
+            num_queued = len(live.waiting) - live.slots.num_free
+            if num_queued >= self.policies.max_queued_requests and not message.follows:
                 raise RateLimitError(f"The queue is full: {len(live.waiting)} requests are waiting.")
             if message.request_id in live.requests:
                 raise InvalidRequestError(f"A request {message.request_id!r} is being served already.")

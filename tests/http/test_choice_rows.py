@@ -54,6 +54,8 @@ async def test_choices_of_a_long_prompt_wait_for_the_first_ones_prefill(server: 
     answer = await task
     assert [choice["text"] for choice in answer["choices"]] == ["abc"] * 4
     assert len(server.engine.submissions) == 4
+    # These come when the answer may have begun: no queue may refuse them.
+    assert [submission.follows for submission in server.engine.submissions] == [False, True, True, True]
     short = await server.answer(COMPLETIONS, prompt=[65] * 10, n=4, max_tokens=3, stop="c")
     assert [choice["text"] for choice in short["choices"]] == ["ab"] * 4
 

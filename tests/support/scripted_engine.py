@@ -82,6 +82,7 @@ class Submission:
     cache_salt: str
     session_id: str | None = None
     append_to_session: bool = False
+    follows: bool = False
     is_aborted: bool = False
     kept_tokens: int | None = None
     tokens_read: int = 0
@@ -203,13 +204,23 @@ class ScriptedEngine:
         session_id: str | None = None,
         append_to_session: bool = False,
         cache_salt: str = "",
+        follows: bool = False,
     ) -> ScriptedStream:
         if not self.is_ready:
             raise EngineUnavailableError(f"The engine is not ready: {self.state.phase}.")
         if self.submit_error is not None and len(self.submissions) >= (self.refuse_after or 0):
             raise self.submit_error
         submission = Submission(
-            model, prompt_ids, params, request_id, priority, deadline_s, cache_salt, session_id, append_to_session
+            model,
+            prompt_ids,
+            params,
+            request_id,
+            priority,
+            deadline_s,
+            cache_salt,
+            session_id,
+            append_to_session,
+            follows,
         )
         self.submissions.append(submission)
         self.submitted.set()

@@ -230,6 +230,8 @@ async def test_the_queue_has_a_limit_beyond_the_slots(client: EngineClient, engi
         await engine.receive()
     engine.publish("0", 1)
     await anext(streams[0])
+    follower = await client.submit("m", [1, 2, 3], PARAMS, request_id="0-1", follows=True)
+    follower.abort()
     with pytest.raises(RateLimitError):
         await submit(client, "5")
     streams[4].abort()

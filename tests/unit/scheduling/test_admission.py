@@ -143,6 +143,17 @@ def test_free_slots_do_not_count_as_queue():
     assert error.code == "rate_limit_exceeded"
 
 
+def test_a_full_queue_lets_the_other_choices_of_a_prompt_in():
+    scenario = Scenario(slots=1, admission={"max_queued_requests": 1})
+    scenario.request("a", 20, 10)
+    scenario.request("w0", 20, 1, at=7)
+    scenario.request("a-1", 20, 1, at=8, message={"follows": True})
+    scenario.request("w1", 20, 1, at=9)
+    scenario.run()
+    assert scenario.tokens("a-1") == scenario.expected("a-1", 1)
+    assert isinstance(scenario.end("w1"), OutputError)
+
+
 # --- cold burst -----------------------------------------------------------------------------------------------------
 
 
