@@ -19,7 +19,8 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-full: lint
-	WAVELANE_TEST_EXAMPLES=50000 WAVELANE_TEST_FUZZ_FILES=10000 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600
+	WAVELANE_TEST_EXAMPLES=50000 WAVELANE_TEST_FUZZ_FILES=10000 WAVELANE_TEST_API_REQUESTS=10000 \
+	WAVELANE_TEST_SCHEMA_STEP=1 $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check .

@@ -1,9 +1,13 @@
-"""JSON schemas as response formats of the default model: nearly all answers are complete, every complete one valid."""
+"""JSON schemas as response formats of the default model: nearly all answers are complete, every complete one valid.
+
+Every tenth of the 200 is asked for, or every `WAVELANE_TEST_SCHEMA_STEP`-th.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import jsonschema
@@ -16,7 +20,7 @@ pytestmark = pytest.mark.model
 
 CHAT = "/v1/chat/completions"
 MAX_TOKENS = 512
-SAMPLE = all_schemas()[::10]
+STEP = int(os.environ.get("WAVELANE_TEST_SCHEMA_STEP", "10"))
 
 
 async def answer(server: Server, schema: dict[str, Any]) -> str | None:
@@ -60,12 +64,8 @@ def test_the_set() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-async def test_a_sample(smollm2: Server) -> None:
-    assert len(await check(smollm2, SAMPLE)) <= 1
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_all_of_them(smollm2: Server) -> None:
-    incomplete = await check(smollm2, all_schemas())
-    assert len(incomplete) <= 10, incomplete
+async def test_answers_are_complete_and_valid(smollm2: Server) -> None:
+    schemas = all_schemas()[::STEP]
+    incomplete = await check(smollm2, schemas)
+    assert len(incomplete) <= len(schemas) * 0.05, incomplete
