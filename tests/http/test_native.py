@@ -8,7 +8,7 @@ import bentoml
 import pytest
 from bentoml.exceptions import BentoMLException
 
-from examples.bentoml_client import generate
+from deploy.bentoml_client import generate
 from runners.api.native import NativeCompletions
 from runners.api.protocol import CompletionRequest
 from runners.errors import AuthenticationError, InvalidRequestError

@@ -1,4 +1,4 @@
-"""Text from the native BentoML endpoint, piece by piece: python examples/bentoml_client.py "Once upon a time"."""
+"""Text from the native BentoML endpoint, piece by piece: python deploy/bentoml_client.py "Once upon a time"."""
 
 from __future__ import annotations
 
