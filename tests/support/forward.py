@@ -24,7 +24,8 @@ def logits_in_pieces(
     `position_ids` are the tokens' rotary positions, 0, 1, 2 … by default; what a token sees does not depend on them.
     """
     num_blocks = -(-len(token_ids) // block_tokens)
-    cache = DeviceCache(decoder.config, num_blocks, block_tokens, decoder.dtype)
+    device = decoder.device
+    cache = DeviceCache(decoder.config, num_blocks, block_tokens, decoder.dtype, device)
     # Blocks in falling order: a table that is read as if it were rising shows.
     block_table = torch.arange(num_blocks - 1, -1, -1, dtype=torch.int32).unsqueeze(0)
     positions = torch.tensor(range(len(token_ids)) if position_ids is None else position_ids, dtype=torch.int32)
@@ -33,12 +34,14 @@ def logits_in_pieces(
         indices = torch.arange(done, done + count)
         done += count
         batch = ForwardBatch(
-            input_ids=torch.tensor(token_ids[done - count : done], dtype=torch.int32),
-            position_ids=positions[indices],
-            slot_mapping=block_table[0, indices // block_tokens].long() * block_tokens + indices % block_tokens,
-            block_tables=block_table,
-            context_lens=torch.tensor([done], dtype=torch.int32),
-            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+            input_ids=torch.tensor(token_ids[done - count : done], dtype=torch.int32, device=device),
+            position_ids=positions[indices].to(device),
+            slot_mapping=(block_table[0, indices // block_tokens].long() * block_tokens + indices % block_tokens).to(
+                device
+            ),
+            block_tables=block_table.to(device),
+            context_lens=torch.tensor([done], dtype=torch.int32, device=device),
+            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=device),
             num_decode_rows=int(count == 1),
             max_query_len=count,
             max_context_len=done,

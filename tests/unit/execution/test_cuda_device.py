@@ -17,6 +17,7 @@ from runners.scheduling.scheduler_output import PlanKind
 from tests.support.cuda_stepping import CudaStepper
 from tests.support.memory_checkpoint import random_checkpoint, small_config
 from tests.support.stepping import Stepper
+from tests.support.tiny_models import FAMILIES, tiny_model
 from tests.unit.execution.test_cuda_executor import decode_plan, make_requests, run_ahead
 
 pytestmark = pytest.mark.gpu
@@ -28,8 +29,6 @@ def decoder() -> Decoder:
 
 
 def family_decoder(family: str, folder: Path) -> Decoder:
-    from tests.support.tiny_models import tiny_model
-
     tiny_model(family).save_pretrained(folder)
     return build_decoder(open_checkpoint(folder), dtype="bfloat16", device="cuda", quantization="none")
 
@@ -62,7 +61,7 @@ def test_a_graph_does_what_its_eager_step_does_bit_for_bit(decoder: Decoder, cou
 
 def step_both(decoder: Decoder, width: int) -> list[tuple[Any, Any]]:
     """(reference, device) log-probabilities of a packed prefill, then of decode steps while the ids agree."""
-    reference, device = Stepper(decoder), CudaStepper(decoder)
+    reference, device = (kind(decoder, slots=64, blocks=900) for kind in (Stepper, CudaStepper))
     names = [f"r{index}" for index in range(width)]
     for stepper in (reference, device):
         for index, name in enumerate(names):
@@ -96,17 +95,21 @@ def check_logprobs(pairs: list[tuple[Any, Any]]) -> None:
             assert actual.token_id == expected.token_id
 
 
-@pytest.mark.parametrize("width", [1, 2, 7, 16, 31])
+@pytest.mark.parametrize("width", [1, 2, 7, 16, 31, 48, 64])
 def test_decode_widths_agree_with_the_references(decoder: Decoder, width: int) -> None:
     check_logprobs(step_both(decoder, width))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "mistral", "qwen2"])
-def test_families_agree_with_the_references(family: str, tmp_path: Path) -> None:
-    check_logprobs(step_both(family_decoder(family, tmp_path), 5))
+@pytest.mark.parametrize("width", [1, 5, 40])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_agree_with_the_references(family: str, width: int, tmp_path: Path) -> None:
+    check_logprobs(step_both(family_decoder(family, tmp_path), width))
 
 
-def test_chunks_and_mixed_steps_agree_with_one_shot(decoder: Decoder) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_and_mixed_steps_agree_with_one_shot(family: str, tmp_path: Path) -> None:
+    """Longer than the sliding windows of the families that have one."""
+    decoder = family_decoder(family, tmp_path)
     prompt = [(5 * step) % 97 for step in range(150)]
     results = []
     for pieces in ([150], [64, 64, 22], [1, 100, 49]):
