@@ -1,4 +1,4 @@
-"""A model folder of a published shape with random weights: `python -m benchmarks.write_model FOLDER --shape llama-3.1-8b`.
+"""A model folder of a published shape with random weights: `python -m benchmarks.write_model FOLDER`.
 
 config.json, generation_config.json, a byte-level tokenizer with as many entries as the vocabulary, and bf16 weights as
 safetensors, made on the GPU where there is one. Any server of Hugging Face folders can serve it.

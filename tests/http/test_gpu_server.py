@@ -87,11 +87,9 @@ def test_log_probabilities_are_near_the_golden_ones(server: BentoServer) -> None
 def test_a_stream_says_what_the_whole_answer_says(server: BentoServer) -> None:
     whole = chat(server, temperature=0, max_tokens=32)["message"]["content"]
     body = {"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 32, "stream": True}
-    pieces = []
     with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                pieces.append(json.loads(line[6:])["choices"][0]["delta"].get("content") or "")
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert "".join(pieces) == whole
     assert len(pieces) > 4
 
