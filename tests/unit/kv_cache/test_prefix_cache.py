@@ -55,6 +55,16 @@ def test_a_block_is_known_only_once_its_step_is_committed():
     assert cache.num_cached(cache.new_table(), tokens) == 8
 
 
+def test_only_as_much_of_a_prompt_is_hashed_as_may_be_known():
+    cache = manager(64)
+    known = list(range(40))
+    run(cache, known)
+    for common, most in ((0, 1), (4, 3), (20, 7), (40, 15)):
+        table = cache.new_table()
+        assert cache.num_cached(table, known[:common] + list(range(1000, 1100))) == common
+        assert common // BLOCK < len(table.digests) <= most
+
+
 def test_a_salt_keeps_prompts_apart():
     cache = manager()
     run(cache, list(range(12)), "tenant a")
