@@ -100,5 +100,12 @@ class TelemetrySection(Section):
     """Append a trace of arrivals to this file, for `runners.simulate` and `runners.tune`: counts and times, no text."""
     phase_profile_steps: NonNegativeInt = 64
     """Every so many steps the metrics learn where the engine loop's time went, phase by phase; 0: not taken."""
+    perfetto_file: str | None = None
+    """Write what the engine loop, its steps and its slots do to this file, for Perfetto or Chrome's tracing page."""
+    perfetto_max_bytes: Size = 256 * 2**20
+    """Of the trace file and the older one beside it (`trace.json`, `trace.older.json`): past half of it, a new one is
+    begun."""
+    emit_trace: bool = False
+    """The trace file also says when each output left the engine."""
     request_log: bool = True
     """One line of JSON in the log for every request: ids, status, counts and times, no text."""

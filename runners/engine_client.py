@@ -36,6 +36,8 @@ from runners.messages import (
     SessionFacts,
     SessionsReply,
     StepOutputs,
+    StepsReport,
+    WatchSteps,
     pack_ids,
     unpack_ids,
 )
@@ -73,6 +75,7 @@ class EngineClient:
         self.corrupt_messages = 0
         self.vitals: Vitals | None = None
         self.on_announcement: Callable[[EngineOutput], None] = lambda message: None
+        self.on_steps: Callable[[StepsReport], None] = lambda message: None
         self.loop: asyncio.AbstractEventLoop
         self._state = EngineState(EnginePhase.STARTING, since=time.monotonic())
         self._queue = QueueLimits(slots, max_queued_requests, max_queued_tokens)
@@ -83,6 +86,7 @@ class EngineClient:
         self._session_client = SessionClient(self.send)
         self._last_sequence = 0
         self._acknowledged = 0
+        self._watches_steps = False
         self.is_draining = False
         self._became_idle = asyncio.Event()
 
@@ -167,6 +171,11 @@ class EngineClient:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
         return await self._session_client.ask(model, session_id, key_id, delete=delete)
 
+    def watch_steps(self, is_on: bool) -> None:
+        """Whether `on_steps` is to be called; an engine that nobody watches does not report its steps."""
+        self._watches_steps = is_on
+        self.send(WatchSteps(is_on))
+
     def _describe_state(self) -> str:
         if self._state.phase is EnginePhase.READY:
             return "it does not answer"
@@ -183,6 +192,8 @@ class EngineClient:
         self._last_sequence = self._acknowledged = 0
         self._socket = FrontEndSocket(endpoint, self._on_message)
         self._socket.send(Hello())
+        if self._watches_steps:
+            self._socket.send(WatchSteps(True))
 
     def detach(self, linger_ms: int = 0) -> None:
         """Forget the engine process; messages not yet sent get `linger_ms` to leave."""
@@ -244,6 +255,9 @@ class EngineClient:
                 self.vitals.last_beat = time.monotonic()
                 self.vitals.loop_stamp = message.loop_stamp
                 self.vitals.step_limit_s = message.step_limit_s
+        elif isinstance(message, StepsReport):
+            self.stats = message.stats
+            self.on_steps(message)
         elif isinstance(message, SessionsReply):
             self._session_client.answered(message)
         else:

@@ -19,7 +19,7 @@ from runners.engine_io import EngineIO
 from runners.engine_settings import EngineSettings
 from runners.engine_startup import LoadedEngine, load_engine
 from runners.errors import StartupError
-from runners.execution.executor import DeviceLostError, Executor, LaunchError
+from runners.execution.executor import DeviceLostError, Executor, LaunchError, StepResult
 from runners.grammar.compiler import GrammarCompiler
 from runners.grammar.gate import GrammarGate
 from runners.kv_cache.session_queries import answer_query
@@ -42,6 +42,8 @@ from runners.scheduling.scheduler import Scheduler
 from runners.scheduling.scheduler_output import StepPlan, Wait
 from runners.simulation.recorder import ArrivalRecorder, open_recorder
 from runners.step_clock import StepClock
+from runners.telemetry.step_observer import StepObserver
+from runners.telemetry.trace_file import TraceFile, open_trace
 
 logger = logging.getLogger("runners.engine_core")
 
@@ -76,6 +78,7 @@ class EngineCore:
         grammars: GrammarCompiler | None = None,
         recorder: ArrivalRecorder | None = None,
         phase_profile_steps: int = 0,
+        trace: TraceFile | None = None,
     ) -> None:
         self._io = io
         self._gate = GrammarGate(grammars, io.inbox.put)
@@ -85,7 +88,10 @@ class EngineCore:
         self._served_names = frozenset(served_names)
         self._pipeline_depth = executor.capabilities.pipeline_depth
         self._profile = LoopProfile(phase_profile_steps)
-        self._clock = StepClock(io.vitals, hung_factor, hung_min_s, self._profile)
+        self._observer = StepObserver(
+            min(served_names), scheduler, lambda: io.is_watched, io.publish_steps, trace, self._profile
+        )
+        self._clock = StepClock(io.vitals, hung_factor, hung_min_s, self._profile, self._observer)
         self._is_stopping = False
         self._has_idle_work = True
         self._next_stats = 0.0
@@ -125,7 +131,7 @@ class EngineCore:
         elif self._scheduler.num_uncommitted > 0:
             self._commit_step()
         elif self._scheduler.num_flights > 0:
-            self._scheduler.commit(None, self._executor.completed_flights(), time.monotonic())
+            self._scheduler.commit(None, self._completed_flights(), time.monotonic())
         mark("commit")
         self._publish()
         mark("publish")
@@ -175,16 +181,26 @@ class EngineCore:
         result = self._executor.collect()
         self._profile.mark("collect")
         self._clock.complete(result.step_id)
-        self._scheduler.commit(result, self._executor.completed_flights(), time.monotonic())
+        self._scheduler.commit(result, self._completed_flights(), time.monotonic())
+
+    def _completed_flights(self) -> tuple[tuple[int, StepResult], ...]:
+        flights = self._executor.completed_flights()
+        for _, result in flights:
+            self._clock.land(result.step_id)
+        return flights
 
     def _publish(self) -> None:
         outputs = self._scheduler.take_outputs()
         self._io.publish(outputs)
+        self._observer.published(outputs)
         if self._recorder is not None:
             self._recorder.published(outputs)
         for notice in self._scheduler.take_notices():
             logger.info("%s", notice)
-        if time.monotonic() >= self._next_stats:
+        now = time.monotonic()
+        if now >= self._observer.next_flush:
+            self._observer.flush(now)
+        if now >= self._next_stats:
             self._update_stats()
 
     def _update_stats(self) -> None:
@@ -205,6 +221,7 @@ class EngineCore:
         if self._scheduler.num_flights == 0:
             self._clock.idle()
             self._update_stats()
+            self._observer.flush_rest()
             timeout_s = None if plan.until is None else max(0.0, plan.until - time.monotonic())
         if timeout_s is None and self._has_idle_work:
             timeout_s = _IDLE_BEFORE_PREPARING_S
@@ -238,8 +255,10 @@ def _serve(settings: EngineSettings) -> int:
     io.start()
     engine: LoadedEngine | None = None
     recorder: ArrivalRecorder | None = None
+    trace: TraceFile | None = None
     try:
         recorder = open_recorder(settings.profile.telemetry.arrivals_file, settings.profile.kv.session_ttl_s)
+        trace = open_trace(settings.profile.telemetry)
         engine = _load(settings, io)
         gc.collect()
         gc.freeze()
@@ -256,6 +275,7 @@ def _serve(settings: EngineSettings) -> int:
             grammars=engine.grammars,
             recorder=recorder,
             phase_profile_steps=settings.profile.telemetry.phase_profile_steps,
+            trace=trace,
         )
         return core.run()
     except StartupError as error:
@@ -267,6 +287,8 @@ def _serve(settings: EngineSettings) -> int:
         io.stop()
         if recorder is not None:
             recorder.close()
+        if trace is not None:
+            trace.close()
         if engine is not None:
             engine.executor.close()
             if engine.grammars is not None:

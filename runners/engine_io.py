@@ -39,7 +39,9 @@ from runners.messages import (
     Shutdown,
     StartupFailed,
     StepOutputs,
+    WatchSteps,
 )
+from runners.telemetry.step_observer import StepBatch
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class _FrontEnd:
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
         self.window = OutputWindow()
+        self.watches_steps = False
 
 
 class EngineIO:
@@ -82,8 +85,9 @@ class EngineIO:
         self.inbox: queue.SimpleQueue[EngineInput] = queue.SimpleQueue()
         self.vitals = LoopVitals()
         self.corrupt_messages = 0
+        self.is_watched = False  # written by the I/O thread, read by the loop thread
         self._beat_interval_s = beat_interval_s
-        self._outgoing: deque[list[RequestOutput] | SessionsReply | Announcement | OutputError] = deque()
+        self._outgoing: deque[list[RequestOutput] | SessionsReply | StepBatch | Announcement | OutputError] = deque()
         self._is_stopping = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -123,6 +127,10 @@ class EngineIO:
         """Send a reply to the front end that asked."""
         self._post(reply)
 
+    def publish_steps(self, batch: StepBatch) -> None:
+        """Tell the front ends that watch what ran."""
+        self._post(batch)
+
     def fail_all(self, error: OutputError) -> None:
         """End every request in flight with this error."""
         self._post(error)
@@ -135,7 +143,7 @@ class EngineIO:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _post(self, item: list[RequestOutput] | SessionsReply | Announcement | OutputError) -> None:
+    def _post(self, item: list[RequestOutput] | SessionsReply | StepBatch | Announcement | OutputError) -> None:
         self._outgoing.append(item)
         self._wake()
 
@@ -217,6 +225,10 @@ class EngineIO:
                 self._forget(message.request_id)
             case SessionsQuery():
                 self._queries[message.query_id] = front_end
+            case WatchSteps():
+                front_end.watches_steps = message.is_on
+                self._count_watchers()
+                return
             case Shutdown():
                 logger.info("asked to stop")
         self.inbox.put(message)
@@ -242,6 +254,8 @@ class EngineIO:
                 front_end = self._queries.pop(item.query_id, None)
                 if front_end is not None:
                     self._send(front_end, encode(item))
+            elif isinstance(item, StepBatch):
+                self._report_steps(item)
             elif isinstance(item, OutputError):
                 self._route([RequestOutput(request_id, error=item) for request_id in self._routes])
             else:
@@ -296,8 +310,20 @@ class EngineIO:
             self._disconnect(front_end)
         return True
 
+    def _report_steps(self, batch: StepBatch) -> None:
+        """Like beats, reports may be lost to a front end that has stopped reading."""
+        watchers = [front_end for front_end in self._front_ends.values() if front_end.watches_steps]
+        if watchers:
+            data = encode(batch.report())
+            for front_end in watchers:
+                self._send(front_end, data)
+
+    def _count_watchers(self) -> None:
+        self.is_watched = any(front_end.watches_steps for front_end in self._front_ends.values())
+
     def _disconnect(self, front_end: _FrontEnd) -> None:
         self._front_ends.pop(front_end.identity, None)
+        self._count_watchers()
         orphans = [request_id for request_id, owner in self._routes.items() if owner is front_end]
         logger.warning("a front end has gone, with %d requests in flight", len(orphans))
         for request_id in orphans:

@@ -29,11 +29,19 @@ class LoopProfile:
         self._visible_phases: dict[str, float] = {}
         self._last_mark = time.perf_counter()
         self._last_end = 0.0
+        self._spans: list[tuple[str, float, float]] | None = None
+
+    def keep_spans(self, spans: list[tuple[str, float, float]]) -> None:
+        """From now on every phase is appended to `spans` as (phase, start, end), too."""
+        self._is_on = True
+        self._spans = spans
 
     def mark(self, phase: str) -> None:
         if self._is_on:
             now = time.perf_counter()
             self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last_mark
+            if self._spans is not None:
+                self._spans.append((phase, self._last_mark, now))
             self._last_mark = now
 
     def step(self, kind: str, launched_at: float, now: float) -> None:
@@ -44,7 +52,7 @@ class LoopProfile:
         histogram.observe(now - max(launched_at, self._last_end))
         self._last_end = now
         self._num_steps += 1
-        if self._is_on and self._num_steps % self._phase_steps == 0:
+        if self._phase_steps and self._num_steps % self._phase_steps == 0:
             self._visible_phases = dict(self._phases)
 
     def snapshot(self) -> LoopTimes:

@@ -91,11 +91,17 @@ class SessionsQuery(_Message, frozen=True):
     delete: bool = False
 
 
+class WatchSteps(_Message, frozen=True):
+    """Somebody looks at the steps of this HTTP process's engine (`StepsReport`), or nobody does any more."""
+
+    is_on: bool
+
+
 class Shutdown(_Message, frozen=True):
     """Stop now; the HTTP process has drained what it wanted drained."""
 
 
-EngineInput = Hello | AddRequest | AbortRequests | FinishRequest | Acknowledge | SessionsQuery | Shutdown
+EngineInput = Hello | AddRequest | AbortRequests | FinishRequest | Acknowledge | SessionsQuery | WatchSteps | Shutdown
 
 
 # --- engine -> HTTP process ---------------------------------------------------------------------------------------
@@ -213,6 +219,49 @@ class Beat(_Message, frozen=True):
     times: LoopTimes = LoopTimes()
 
 
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One step that has ended: `start` and `end` in seconds of the monotonic clock, `num_tokens` of its forward pass.
+
+    `decode_slots` is a hexadecimal number with a bit for each slot that decoded; `chunks` are (slot, tokens).
+    """
+
+    step_id: int
+    kind: str
+    start: float
+    end: float
+    num_tokens: int
+    width: int
+    decode_slots: str
+    chunks: list[tuple[int, int]]
+
+
+class SlotFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Who sits in a slot, as counts of tokens; `decodes` once the prompt has been launched."""
+
+    slot: int
+    decodes: bool
+    prompt_tokens: int
+    computed_prompt_tokens: int
+    generated_tokens: int
+    max_tokens: int
+
+
+class StepsReport(_Message, frozen=True):
+    """Sent some twenty times a second while steps run and somebody watches; lost ones are lost.
+
+    Stats and slots are of the moment `time`; `cached_blocks` of the free ones still hold known beginnings. `skipped`
+    steps ran beside those reported.
+    """
+
+    model: str
+    time: float
+    stats: EngineStats
+    slots: list[SlotFacts]
+    cached_blocks: int
+    steps: list[StepRecord]
+    skipped: int = 0
+
+
 class Progress(_Message, frozen=True):
     """Start-up phase: "resolving", "downloading", "loading", "warming"; `fraction` in 0..1 where it is known."""
 
@@ -256,4 +305,4 @@ class StartupFailed(_Message, frozen=True):
     reason: str
 
 
-EngineOutput = StepOutputs | SessionsReply | Beat | Progress | Ready | StartupFailed
+EngineOutput = StepOutputs | SessionsReply | Beat | StepsReport | Progress | Ready | StartupFailed
