@@ -51,7 +51,8 @@ def check(reports: list[TraceReport]) -> None:
         f"{len(reports)} traces, {sum(report.num_requests for report in reports)} requests, "
         f"{sum(report.num_aborted for report in reports)} aborted, {sum(report.preemptions for report in reports)} "
         f"preemptions, {sum(report.num_cached for report in reports)} tokens from the prefix cache, "
-        f"{num_tokens} tokens: {len(shortfalls)} near-ties chosen otherwise, the widest {max(shortfalls, default=0):.3f}, "
+        f"{num_tokens} tokens: {len(shortfalls)} near-ties chosen otherwise, "
+        f"the widest {max(shortfalls, default=0):.3f}, "
         f"kinds {sorted(set().union(*(report.kinds for report in reports)))}"
     )
     assert mismatches == []
