@@ -14,6 +14,7 @@ from configs.api_keys import ApiKeysError
 from configs.loader import ProfileError, load_profile
 from runners.api.protocol import CompletionRequest
 from runners.errors import WavelaneError
+from runners.first_byte_timeout import drop_first_byte_timeout
 from runners.request_head import limit_request_heads
 from runners.server import Server
 
@@ -27,12 +28,13 @@ try:
     limit_request_heads(_resolved.profile.http.max_header_bytes, _resolved.profile.http.body_timeout_s)
 except (ProfileError, ApiKeysError) as error:
     raise SystemExit(f"profile: {error}") from None
+drop_first_byte_timeout()
 
 _cors = _resolved.profile.http.cors
 
 CONFIG = {
-    # Counts to the first byte only. A long answer that is not streamed must not be cut: requests have deadlines of
-    # their own (`limits.request_deadline_s`).
+    # For BentoCloud's gateway; the layer that would act on it here is dropped. A long answer that is not streamed must
+    # not be cut: requests have deadlines of their own (`limits.request_deadline_s`).
     "traffic": {"timeout": 86_400, "concurrency": _resolved.profile.engine.slots},
     "workers": 1,
     # A span for every chunk of a stream costs four times what the chunk itself costs.

@@ -43,6 +43,19 @@ def test_every_key_of_our_service_config_is_known_to_bentoml() -> None:
     assert service.Wavelane.name == "wavelane"
 
 
+def test_bentoml_keeps_no_timer_of_a_request() -> None:
+    """Its timeout layer would leave one behind for every request; it still is where we replace it."""
+    from _bentoml_impl.server.app import ServiceAppFactory
+
+    import service
+
+    service.Wavelane.inject_config()
+    layers = [layer.cls for layer in ServiceAppFactory(service.Wavelane, is_main=True).middlewares]
+    names = [getattr(layer, "__name__", "") for layer in layers]
+    assert "_nothing_between" in names
+    assert "TimeoutMiddleware" not in names
+
+
 def test_the_http_process_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     write_byte_level(tmp_path)
     script = (
