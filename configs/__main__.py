@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from configs.api_keys import make_key
+from configs.listing import settings_of
 from configs.loader import ProfileError, ResolvedProfile, load_profile, preset_names
 from configs.reference import reference
 from configs.schema import Profile
@@ -69,25 +69,10 @@ def _print_key(name: str, *, admin: bool) -> int:
 
 
 def _lines(resolved: ResolvedProfile) -> Iterator[str]:
-    fields = list(_fields(resolved.profile, ()))
-    width = max(len(f"{path}: {value}") for path, value in fields) + 2
-    for path, value in fields:
-        yield f"{path}: {value}".ljust(width) + f"# {resolved.origin(path)}"
-
-
-def _fields(section: BaseModel, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for name in type(section).model_fields:
-        value: Any = getattr(section, name)
-        here = (*path, name)
-        if here == ("kv", "pool"):
-            yield ".".join(here), json.dumps(value.model_dump(exclude_none=True))
-        elif isinstance(value, BaseModel):
-            yield from _fields(value, here)
-        elif here == ("models",):
-            for index, model in enumerate(value):
-                yield from _fields(model, (*here, str(index)))
-        else:
-            yield ".".join(here), json.dumps(value, default=lambda entry: entry.model_dump(exclude_none=True))
+    settings = list(settings_of(resolved))
+    width = max(len(f"{setting.path}: {setting.value}") for setting in settings) + 2
+    for setting in settings:
+        yield f"{setting.path}: {setting.value}".ljust(width) + f"# {setting.origin}"
 
 
 if __name__ == "__main__":
