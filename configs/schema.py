@@ -114,7 +114,7 @@ class MixSection(Section):
     mode: Literal["merge", "off", "overlap"] = "merge"
     """merge: one pass carries every decode row and pieces of long prompts. overlap: on a second stream."""
     token_budget: PositiveInt = 2048
-    """Prompt tokens that one mixed step may carry."""
+    """Prompt tokens that one mixed step may carry; prompts join a step until it carries half of them."""
     min_prompt_tokens: Auto | PositiveInt = "auto"
     """Prompts longer than this are long; auto is `wave.max_prompt_tokens`."""
 

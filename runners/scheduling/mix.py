@@ -31,15 +31,17 @@ class MixPolicy:
     def pieces(self, cursors: Iterable[Request], start_of: Callable[[Request], int]) -> Iterator[tuple[Request, int]]:
         """(cursor, end of its piece) for one step, oldest cursor first, up to the token budget.
 
-        `start_of` says how many tokens of a cursor need no computing (any more). The head gets all it can use.
-        Another cursor joins when the budget left over holds all of its rest, or at least a quarter of the whole
-        budget: smaller slices would split a prompt that fits one step (2,000 tokens in a budget of 2,048) for nothing.
+        `start_of` says how many tokens of a cursor need no computing (any more). Every cursor gets all it can use, but
+        none joins a step that carries half the budget already: so many tokens keep the device as busy as more would,
+        and first tokens leave sooner.
         """
         left = self.token_budget
-        for place, cursor in enumerate(cursors):
+        for cursor in cursors:
+            if 2 * left <= self.token_budget:
+                return
             start, total = start_of(cursor), len(cursor.token_ids)
             end = min(self.chunk.end(start, total), start + left)
-            if end <= start or (place and end < total and end - start < min(self.chunk.limit, self.token_budget // 4)):
+            if end <= start:
                 return
             yield cursor, end
             left -= end - start

@@ -60,15 +60,16 @@ def test_a_prompt_over_the_budget_takes_several_steps_and_shares_the_last():
     ]
 
 
-def test_short_rests_fill_a_step_but_no_prompt_is_split_for_a_sliver():
+def test_cursors_join_a_step_until_it_carries_half_the_budget():
     scenario = Scenario(mix={"token_budget": 1000})
     scenario.request("d", 20, 30)
-    for number, length in enumerate((400, 300, 600, 600)):
+    for number, length in enumerate((400, 70, 800, 600, 100)):
         scenario.request(f"L{number}", length, 1, at=7)
     scenario.run()
     assert [line for line in scenario.log() if "mixed" in line] == [
-        "14-24 mixed d | L0:0+400* L1:0+300* L2:0+300",  # 300 left: over a quarter of the budget
-        "24-34 mixed d | L2:300+300* L3:0+600*",
+        "14-24 mixed d | L0:0+400* L1:0+70* L2:0+530",
+        "24-34 mixed d | L2:530+270* L3:0+600*",
+        "34-44 mixed d | L4:0+100*",
     ]
 
 
@@ -130,8 +131,8 @@ def test_a_cursor_begun_beside_decoders_goes_on_in_pieces_when_they_end():
         "6-10 decode d",
         "10-20 mixed d | L0:0+1000",
         "20-26 chunk | L0:1000+1000",
-        "26-32 chunk | L0:2000+500* L1:0+500",
-        "32-38 chunk | L1:500+200*",
+        "26-32 chunk | L0:2000+500*",
+        "32-38 chunk | L1:0+700*",
     ]
 
 
