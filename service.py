@@ -15,10 +15,13 @@ from configs.loader import ProfileError, load_profile
 from runners.api.protocol import CompletionRequest
 from runners.errors import WavelaneError
 from runners.first_byte_timeout import drop_first_byte_timeout
+from runners.http_metrics import CountRequests
 from runners.request_head import limit_request_heads
 from runners.server import Server
 
 NAME = "wavelane"
+# Paths that BentoML answers itself.
+_BENTOML_PATHS = ["/generate", "/livez", "/readyz", "/healthz", "/", "/docs.json", "/schema.json"]
 _PROBES = ["/health", "/livez", "/readyz", "/healthz", "/metrics"]
 _LOGGED = ["/v1/", "/tokenize", "/detokenize"]
 
@@ -37,6 +40,8 @@ CONFIG = {
     # not be cut: requests have deadlines of their own (`limits.request_deadline_s`).
     "traffic": {"timeout": 86_400, "concurrency": _resolved.profile.engine.slots},
     "workers": 1,
+    # `/metrics` is a route of ours: BentoML's own request metrics keep memory for every path that anyone has tried.
+    "metrics": {"enabled": False},
     # A span for every chunk of a stream costs four times what the chunk itself costs.
     "tracing": {"excluded_urls": ["/v1/", *_PROBES]},
     "http": {
@@ -93,5 +98,5 @@ class Wavelane:
     async def __is_alive__(self) -> bool:
         return server.is_alive
 
-    async def __metrics__(self, text: str) -> str:
-        return text + server.metrics_text()
+
+Wavelane.add_asgi_middleware(CountRequests, metrics=server.http_metrics, bentoml_paths=_BENTOML_PATHS)

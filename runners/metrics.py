@@ -1,4 +1,4 @@
-"""Prometheus text: what the engine counts and what clients experience, beside BentoML's own metrics about HTTP.
+"""Prometheus text: what the engine counts, what clients experience, HTTP requests, and the two processes.
 
 Names are vLLM's where the meaning is the same, with our prefix, so that a dashboard needs one replacement. Gauges and
 counters come from the last beat of the engine and start again with its process; histograms are this process's own.
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from runners.engine_client import EngineClient
+    from runners.http_metrics import HttpMetrics
 
 PREFIX = "wavelane_"
 
@@ -140,10 +141,26 @@ class EngineCollector:
             yield used
 
 
-def render(client: EngineClient) -> str:
-    """Prometheus text of the engine's metrics."""
-    from prometheus_client import CollectorRegistry, generate_latest
+class HttpCollector:
+    """Turns `HttpMetrics` into metric families."""
+
+    def __init__(self, metrics: HttpMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.collect(PREFIX)
+
+
+def render(client: EngineClient, http: HttpMetrics | None = None, engine_pid: int | None = None) -> str:
+    """Prometheus text of the whole server: the engine's metrics, those of HTTP and, on Linux, memory, time and open
+    files of this process and of the engine's."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(client))
+    if http is not None:
+        registry.register(HttpCollector(http))
+        ProcessCollector(namespace=PREFIX + "http", registry=registry)
+    if engine_pid is not None:
+        ProcessCollector(namespace=PREFIX + "engine", pid=lambda: engine_pid, registry=registry)
     return generate_latest(registry).decode()

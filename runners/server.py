@@ -18,6 +18,7 @@ from runners.drain_signals import DrainSignals
 from runners.engine_client import EngineClient
 from runners.engine_state import EnginePhase
 from runners.engine_supervisor import EngineSupervisor
+from runners.http_metrics import HttpMetrics
 from runners.messages import ModelInfo
 from runners.metrics import render
 from runners.process_guard import die_with_parent
@@ -47,7 +48,9 @@ class Server:
             beat_limit_s=profile.watchdog.beat_s,
         )
         self.supervisor = EngineSupervisor(resolved, self.client, self._on_ready)
+        self.http_metrics = HttpMetrics()
         self.app: Starlette = create_app(self._settings, self.client, self._text)
+        self.app.state.metrics_text = self.metrics_text
         self.completions = NativeCompletions(self.app.state)
 
     def start(self) -> None:
@@ -73,7 +76,7 @@ class Server:
         return self.client.state.phase is not EnginePhase.FAILED
 
     def metrics_text(self) -> str:
-        return render(self.client)
+        return render(self.client, self.http_metrics, self.supervisor.engine_pid)
 
     async def _on_ready(self, models: list[ModelInfo]) -> None:
         """Tokenizer and template come from the files the engine has just loaded."""

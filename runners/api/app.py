@@ -8,6 +8,7 @@ catch-all covers `/v1` only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from starlette.applications import Starlette
 from starlette.datastructures import State
@@ -25,6 +26,7 @@ from runners.api.endpoint import Endpoint, Exchange
 from runners.api.errors import error_body
 from runners.api.health import Health, Live, Ready, Version
 from runners.api.interfaces import Engine
+from runners.api.metrics import Metrics
 from runners.api.models import Models
 from runners.api.prompts import TextThreads
 from runners.api.responses import Responses
@@ -61,6 +63,7 @@ _ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
     ("/livez", Live),
     ("/readyz", Ready),
     ("/version", Version),
+    ("/metrics", Metrics),
     ("/v1/{path:path}", UnknownPath),
 )
 
@@ -90,9 +93,12 @@ def create_app(
             "threads": threads,
             "access": Access(settings.keys),
             "tracer": None,
+            "metrics_text": str,  # the whole server's come from `runners.server`
         }
     )
     routes = [Route(path, endpoint(state)) for path, endpoint in _ROUTES]
+    for route in routes:
+        cast("Endpoint", route.endpoint).route = route.path
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
     app.state = state
     return app

@@ -34,6 +34,7 @@ from runners.errors import (
     PayloadTooLargeError,
     RequestBodyTimeoutError,
 )
+from runners.http_metrics import ROUTE_KEY
 from runners.messages import ModelInfo
 from runners.text.assets import TextAssets
 
@@ -157,6 +158,8 @@ class Endpoint(ABC):
     methods: ClassVar[tuple[str, ...]] = ("POST",)
     is_public: ClassVar[bool] = False
     needs_admin: ClassVar[bool] = False
+    route: str = ""
+    """The template of its path, for metrics."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -213,6 +216,7 @@ class Endpoint(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
+        scope[ROUTE_KEY] = self.route
         exchange = Exchange(scope, receive, send, _request_id(scope), body_timeout_s=self.settings.body_timeout_s)
         try:
             self._check_header_size(exchange)

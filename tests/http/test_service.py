@@ -9,8 +9,11 @@ import sys
 import typing
 from pathlib import Path
 
+import httpx
 import psutil
 from _bentoml_sdk.service.config import ServiceConfig
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from typing_extensions import is_typeddict
 
 from runners.request import FinishReason
@@ -83,6 +86,42 @@ def test_a_wrong_profile_stops_the_start_with_one_line() -> None:
     assert result.returncode != 0
     assert "profile: engine.slotz: unknown key; did you mean 'slots'?" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_memory_does_not_grow_with_requests(tmp_path: Path) -> None:
+    """Neither on paths that nobody has asked for before, nor on one that everybody asks for."""
+    write_byte_level(tmp_path)
+    env = {"WAVELANE_ENGINE__EXECUTOR": "simulated", "WAVELANE_MODELS__0__SOURCE": str(tmp_path)}
+    with BentoServer(tmp_path, env) as server, httpx.Client(base_url=server.url) as client:
+        server.wait_ready()
+        process = psutil.Process(server.worker_pid)
+
+        def ask(name: str, number: int) -> int:
+            for index in range(number):
+                assert client.get(f"/v1/models/{name}-{index}").status_code == 404
+                assert client.get(f"/{name}/{index}.php").status_code == 404
+                assert client.get("/v1/models").status_code == 200
+            return int(process.memory_info().rss)
+
+        before = ask("warm-up", 300)
+        after = ask("then", 1500)
+        assert after - before < 2**20, "at 750 bytes a request it would be 3 MiB, at 23 kB a path 70"
+        found = server.http.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        names = {f"{sample.name}:{sample.labels.get('handler')}": sample.value for sample in samples_of(found.text)}
+        assert names["wavelane_http_requests_total:/v1/models/{model_id:path}"] == 1800
+        assert names["wavelane_http_requests_total:other"] == 1800
+        assert names["wavelane_http_requests_total:/v1/models"] == 1800
+        assert "bentoml_" not in found.text
+        rss = {
+            process: names[f"wavelane_{process}_process_resident_memory_bytes:None"] for process in ("http", "engine")
+        }
+        assert abs(rss["http"] - after) < 2**23
+        assert rss["engine"] > 2**24
+
+
+def samples_of(text: str) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 def test_it_loads_in_the_background(tmp_path: Path) -> None:
