@@ -100,6 +100,8 @@ class TelemetrySection(Section):
     """Append a trace of arrivals to this file, for `runners.simulate` and `runners.tune`: counts and times, no text."""
     phase_profile_steps: NonNegativeInt = 64
     """Every so many steps the metrics learn where the engine loop's time went, phase by phase; 0: not taken."""
+    page: bool = True
+    """Serve the dashboard at `/`, and what feeds it at `/telemetry`."""
     perfetto_file: str | None = None
     """Write what the engine loop, its steps and its slots do to this file, for Perfetto or Chrome's tracing page."""
     perfetto_max_bytes: Size = 256 * 2**20

@@ -60,6 +60,7 @@ class RequestMetrics:
         self.generation_tokens = Histogram(TOKEN_BOUNDS)
         self.finished: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.num_tokens = 0
 
     def begin(self, request_id: str, model: str, num_prompt_tokens: int, now: float) -> RequestTimes:
         """A request goes to the engine."""
@@ -77,6 +78,7 @@ class RequestMetrics:
             self.time_to_first_token.observe(now - times.arrived_at)
         times.last_at = now
         times.num_generated += num_tokens
+        self.num_tokens += num_tokens
 
     def queued(self, times: RequestTimes, queue_s: float) -> None:
         """The engine says how long the request waited for its place."""

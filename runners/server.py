@@ -24,6 +24,7 @@ from runners.metrics import render
 from runners.process_guard import die_with_parent
 from runners.slow_clients import drop_clients_that_do_not_read
 from runners.start_report import service_url, start_report
+from runners.telemetry.feed import Feed
 from runners.text.assets import TextAssets, load_text
 from runners.text.tool_formats import ToolFormat
 from runners.tracing import bentoml_tracer
@@ -51,6 +52,7 @@ class Server:
         self.http_metrics = HttpMetrics()
         self.app: Starlette = create_app(self._settings, self.client, self._text)
         self.app.state.metrics_text = self.metrics_text
+        self._feed_task: asyncio.Task[None] | None = None
         self.completions = NativeCompletions(self.app.state)
 
     def start(self) -> None:
@@ -59,12 +61,20 @@ class Server:
         logging.getLogger("runners").setLevel(logging.INFO)  # BentoML leaves other loggers at WARNING
         self.client.metrics.tracer = self.app.state.tracer = bentoml_tracer()
         die_with_parent()
+        if self._settings.page:
+            self._start_feed()
         self.supervisor.start()
         DrainSignals(self.supervisor.drain).install()
+
+    def _start_feed(self) -> None:
+        feed = self.app.state.feed = Feed(self.client, self._resolved, self._settings.version)
+        self._feed_task = asyncio.get_running_loop().create_task(feed.run(), name="page-feed")
 
     async def stop(self) -> None:
         """Drain, then stop the engine."""
         await self.supervisor.stop()
+        if self._feed_task is not None:
+            self._feed_task.cancel()
 
     @property
     def is_ready(self) -> bool:

@@ -61,16 +61,20 @@ class Access:
         self._callers = [(bytes.fromhex(key.sha256), Caller(key, clock())) for key in keys]
 
     @contextmanager
-    def request(self, headers: Iterable[tuple[bytes, bytes]], *, needs_admin: bool) -> Iterator[Caller | None]:
+    def request(
+        self, headers: Iterable[tuple[bytes, bytes]], *, needs_admin: bool, is_metered: bool = True
+    ) -> Iterator[Caller | None]:
         """Around one request: who sends it, None where keys are not asked for.
+
+        One that is not metered counts neither towards the key's rate nor towards its concurrency.
 
         AuthenticationError without a valid key, PermissionDeniedError where only an admin may, RateLimitError.
         """
         caller = self._identify(headers) if self._callers else None
         if needs_admin and (caller is None or not caller.is_admin):
             raise PermissionDeniedError("This needs an admin key.")
-        if caller is None:
-            yield None
+        if caller is None or not is_metered:
+            yield caller
             return
         caller.charge(self._clock())
         caller.in_flight += 1

@@ -28,6 +28,7 @@ from runners.api.health import Health, Live, Ready, Version
 from runners.api.interfaces import Engine
 from runners.api.metrics import Metrics
 from runners.api.models import Models
+from runners.api.page import Page, Telemetry
 from runners.api.prompts import TextThreads
 from runners.api.responses import Responses
 from runners.api.sessions import Sessions
@@ -67,6 +68,12 @@ _ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
     ("/v1/{path:path}", UnknownPath),
 )
 
+_PAGE_ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
+    ("/", Page),
+    ("/page/{file}", Page),
+    ("/telemetry", Telemetry),
+)
+
 
 async def _routing_error(request: Request, raised: Exception) -> Response:
     """A path outside ours when the app runs alone."""
@@ -80,7 +87,8 @@ async def _routing_error(request: Request, raised: Exception) -> Response:
 def create_app(
     settings: ApiSettings, engine: Engine | None = None, text: Mapping[str, TextAssets] | None = None
 ) -> Starlette:
-    """The application. `app.state.engine` and `app.state.text` may be set later, before or while it serves.
+    """The application. `app.state.engine`, `app.state.text` and `app.state.feed` (of the page) may be set later, before
+    or while it serves.
 
     `app.state.text` maps a served model name to its `TextAssets`; a model without an entry runs on token ids alone.
     """
@@ -94,9 +102,11 @@ def create_app(
             "access": Access(settings.keys),
             "tracer": None,
             "metrics_text": str,  # the whole server's come from `runners.server`
+            "feed": None,
         }
     )
-    routes = [Route(path, endpoint(state)) for path, endpoint in _ROUTES]
+    table = (*_PAGE_ROUTES, *_ROUTES) if settings.page else _ROUTES
+    routes = [Route(path, endpoint(state)) for path, endpoint in table]
     for route in routes:
         cast("Endpoint", route.endpoint).route = route.path
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})

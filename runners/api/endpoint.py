@@ -152,7 +152,7 @@ class Endpoint(ABC):
     """An ASGI callable for one path. Subclasses implement `handle`; errors they raise become the answer.
 
     `methods` are the HTTP methods it takes; empty means any. `is_public` ones ask for no API key, `needs_admin` ones
-    for an admin's.
+    for an admin's; what is not `is_metered` counts towards no limit of a key.
     """
 
     methods: ClassVar[tuple[str, ...]] = ("POST",)
@@ -160,6 +160,7 @@ class Endpoint(ABC):
     needs_admin: ClassVar[bool] = False
     route: str = ""
     """The template of its path, for metrics."""
+    is_metered: ClassVar[bool] = True
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -252,7 +253,7 @@ class Endpoint(ABC):
         if self.is_public:
             return nullcontext()
         access: Access = self._state.access
-        return access.request(exchange.scope["headers"], needs_admin=self.needs_admin)
+        return access.request(exchange.scope["headers"], needs_admin=self.needs_admin, is_metered=self.is_metered)
 
     @abstractmethod
     async def handle(self, exchange: Exchange) -> None:

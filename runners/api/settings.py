@@ -30,6 +30,7 @@ class ApiSettings:
     request_deadline_s: float | None = None
     pooling: str = "mean"
     request_log: bool = False
+    page: bool = True
     version: str = DEFAULT_VERSION
 
     @classmethod
@@ -48,5 +49,6 @@ class ApiSettings:
             request_deadline_s=profile.limits.request_deadline_s,
             pooling=profile.models[0].pooling,
             request_log=profile.telemetry.request_log,
+            page=profile.telemetry.page,
             version=version,
         )

@@ -190,7 +190,7 @@ def test_mounted_under_bentoml(engine: ScriptedEngine) -> None:
     outer = Starlette(
         routes=[
             Route("/livez", lambda request: PlainTextResponse("bento")),
-            mount.PassiveMount("/", create_app(SETTINGS, engine), name="api"),
+            mount.PassiveMount("/", create_app(replace(SETTINGS, page=False), engine), name="api"),
             Route("/", lambda request: PlainTextResponse("index")),
             Route("/docs.json", lambda request: PlainTextResponse("docs")),
         ]
