@@ -76,7 +76,8 @@ class AdmissionSection(Section):
     max_long_prompts: PositiveInt = 8
     """Most prompts longer than `wave.max_prompt_tokens` admitted at once."""
     cold_window_us: NonNegativeInt = 4000
-    """An idle engine waits at most this long after a first arrival, so that a burst becomes one wave."""
+    """An idle engine waits at most this long after a first arrival, so that a burst becomes one wave; not at all after
+    two such starts at which nobody followed."""
     cold_silence_us: NonNegativeInt = 800
     """The wait of a cold start ends after this much silence."""
     max_queued_requests: PositiveInt = 1024

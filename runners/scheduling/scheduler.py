@@ -108,7 +108,8 @@ class Scheduler:
         if not (request.wants_tokens or wants_prompt):
             live.outputs.append(RequestOutput(request.request_id, finish_reason=FinishReason.LENGTH))
             return
-        self._admission.arrived(now, engine_idle=not live.requests and not live.flights)
+        idle = not live.requests and not live.flights
+        self._admission.arrived(now, message.arrival_time, engine_idle=idle)
         live.add(request)
         self._deadlines.add(request)
         self._checked()

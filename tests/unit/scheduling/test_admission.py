@@ -173,6 +173,24 @@ def test_a_lone_request_waits_for_the_silence_and_no_longer():
     assert scenario.steps[0].start == pytest.approx(0.0108)
 
 
+def test_who_keeps_coming_alone_stops_waiting_until_company_comes():
+    scenario = Scenario(admission={"cold_window_us": 4000, "cold_silence_us": 800})
+    for number in range(5):
+        scenario.request(f"a{number}", 20, 1, at=10 + 20 * number)
+    scenario.request("b", 20, 1, at=90.5)
+    scenario.request("c", 20, 1, at=130)
+    scenario.run()
+    assert scenario.log() == [
+        "10.8-16.8 chunk | a0:0+20*",
+        "30.8-36.8 chunk | a1:0+20*",
+        "50-56 chunk | a2:0+20*",
+        "70-76 chunk | a3:0+20*",
+        "90-96 chunk | a4:0+20*",
+        "96.8-102.8 chunk | b:0+20*",  # was half a millisecond behind: from now on a start waits again
+        "130.8-136.8 chunk | c:0+20*",
+    ]
+
+
 def test_a_drip_cannot_hold_the_start_beyond_the_window():
     scenario = Scenario(admission={"cold_window_us": 4000, "cold_silence_us": 800})
     for number in range(20):
