@@ -18,6 +18,7 @@ from runners.first_byte_timeout import drop_first_byte_timeout
 from runners.http_metrics import CountRequests
 from runners.request_head import limit_request_heads
 from runners.server import Server
+from runners.service_supervisor import prepare_supervisor
 
 NAME = "wavelane"
 # Paths that BentoML answers itself.
@@ -66,6 +67,11 @@ class Wavelane:
 
     def __init__(self) -> None:
         server.start()
+
+    @bentoml.on_deployment
+    @staticmethod
+    def prepare() -> None:
+        prepare_supervisor(NAME)
 
     @bentoml.on_shutdown
     async def stop(self) -> None:

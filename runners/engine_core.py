@@ -279,9 +279,9 @@ def _serve(settings: EngineSettings) -> int:
         )
         return core.run()
     except StartupError as error:
-        logger.error("start-up failed: %s", error)
         io.announce(StartupFailed(str(error)))
-        io.wait_for_front_end(_FRONT_END_TIMEOUT_S)
+        if not io.wait_for_front_end(_FRONT_END_TIMEOUT_S):  # which logs it
+            logger.error("start-up failed: %s", error)
         return EXIT_STARTUP_FAILED
     finally:
         io.stop()

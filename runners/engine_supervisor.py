@@ -31,7 +31,7 @@ class EngineSupervisor:
     """`on_ready` is awaited with the models of an engine that has loaded, before requests are taken.
 
     Start-up that fails by itself (a malformed file, a wrong setting) is final until the first success: trying again
-    would fail again. Everything later, and every crash, is answered by a restart with back-off.
+    would fail again; `on_failed` is called. Everything later, and every crash, is answered by a restart with back-off.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class EngineSupervisor:
         self._watchdog = resolved.profile.watchdog
         self._client = client
         self._on_ready = on_ready
+        self.on_failed: Callable[[], None] = lambda: None
         self._process: EngineProcess | None = None
         self._socket_folder: Path | None = None
         self._was_ever_ready = False
@@ -168,6 +169,7 @@ class EngineSupervisor:
         logger.error("start-up failed: %s", reason)
         if not self._was_ever_ready:
             self._client.set_state(EnginePhase.FAILED, reason)
+            self.on_failed()
         if self._process is not None:
             self._process.kill()
 

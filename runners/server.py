@@ -22,6 +22,7 @@ from runners.http_metrics import HttpMetrics
 from runners.messages import ModelInfo
 from runners.metrics import render
 from runners.process_guard import die_with_parent
+from runners.service_supervisor import end_supervisor
 from runners.slow_clients import drop_clients_that_do_not_read
 from runners.start_report import service_url, start_report
 from runners.telemetry.feed import Feed
@@ -61,6 +62,7 @@ class Server:
         logging.getLogger("runners").setLevel(logging.INFO)  # BentoML leaves other loggers at WARNING
         self.client.metrics.tracer = self.app.state.tracer = bentoml_tracer()
         die_with_parent()
+        self.supervisor.on_failed = end_supervisor
         if self._settings.page:
             self._start_feed()
         self.supervisor.start()
@@ -82,7 +84,7 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        """False when start-up has failed for good: an orchestrator may try again with a new container."""
+        """False when start-up has failed for good; the service is about to end."""
         return self.client.state.phase is not EnginePhase.FAILED
 
     def metrics_text(self) -> str:
