@@ -4,7 +4,8 @@ Pure functions, except that KV caches and the pool are written in place. Letters
 size, D head size, Hq and Hk query and KV heads, B sequences, V vocabulary, n rows that sample. Activations are float32,
 bfloat16 or float16; every sum runs in float32; norm weights are float32. A KV cache view is
 [num_blocks, Hk, block_tokens, D], with strides (see `runners.kv_cache.device_cache`).
-`kernels/reference/<op>.py` is each op's specification. Those on logits and slots stand in `kernels.sampling_ops`.
+`kernels/reference/<op>.py` is each op's specification. Those around attention stand in
+`kernels.attention_ops`, those on logits and slots in `kernels.sampling_ops`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ from __future__ import annotations
 import torch
 
 from kernels import reference
+from kernels.attention_ops import (
+    causal_attention,
+    kv_write,
+    paged_attention,
+    prefers_causal_attention,
+    qk_norm_rope_kv_split,
+    qk_norm_rope_kv_write,
+    rope,
+    rotary_decode_attention,
+)
 from kernels.dispatch import (
     ShapeError,
     native_formats,
@@ -45,6 +56,7 @@ __all__ = [
     "apply_penalties",
     "apply_token_mask",
     "argmax",
+    "causal_attention",
     "copy_blocks",
     "decode_inputs",
     "embedding",
@@ -56,6 +68,8 @@ __all__ = [
     "native_formats",
     "pack_weight",
     "paged_attention",
+    "prefers_causal_attention",
+    "qk_norm_rope_kv_split",
     "qk_norm_rope_kv_write",
     "reference_only",
     "register",
@@ -87,152 +101,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
             f"add_rms_norm: x {tuple(x.shape)}, residual {tuple(residual.shape)}, weight {tuple(weight.shape)}"
         )
     return run("add_rms_norm", x.device.type, x, residual, weight, eps)
-
-
-def rope(x: Tensor, cos_sin: Tensor, position_ids: Tensor) -> Tensor:
-    """Rotate x [T, heads, D] by its position, half-split (NeoX) pairs; cos_sin [max_positions, D] float32 holds D/2
-    cosines, then D/2 sines; position_ids [T] int32."""
-    if x.dim() != 3 or cos_sin.shape[1] != x.shape[2] or position_ids.shape[0] != x.shape[0]:
-        raise ShapeError(f"rope: x {tuple(x.shape)}, table {tuple(cos_sin.shape)}, {tuple(position_ids.shape)}")
-    return run("rope", x.device.type, x, cos_sin, position_ids)
-
-
-def kv_write(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k, v [T, Hk, D] at slot_mapping [T] int64 = block_id * block_tokens + offset; -1 writes nothing."""
-    if k.shape != v.shape or k.shape[1] != key_cache.shape[1] or slot_mapping.shape[0] != k.shape[0]:
-        raise ShapeError(f"kv_write: k {tuple(k.shape)}, v {tuple(v.shape)}, cache {tuple(key_cache.shape)}")
-    run("kv_write", k.device.type, k, v, key_cache, value_cache, slot_mapping)
-
-
-def qk_norm_rope_kv_write(
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    cos_sin: Tensor,
-    position_ids: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-) -> Tensor:
-    """Split qkv [T, (Hq + 2 Hk) * D], norm q and k per head where weights [D] are given, rotate both, write K and V
-    into the caches, return q [T, Hq, D]."""
-    if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or slot_mapping.shape[0] != qkv.shape[0]:
-        raise ShapeError(
-            f"qk_norm_rope_kv_write: qkv {tuple(qkv.shape)}, {num_heads}/{num_kv_heads} heads of {head_dim}"
-        )
-    return run(
-        "qk_norm_rope_kv_write",
-        qkv.device.type,
-        qkv,
-        q_norm,
-        k_norm,
-        eps,
-        cos_sin,
-        position_ids,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-    )
-
-
-def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    max_query_len: int,
-    max_context_len: int,
-) -> Tensor:
-    """Causal attention of q [T, Hq, D] over paged KV, packed by cu_seqlens_q [B + 1] int32; returns [T, Hq, D].
-
-    Query j of sequence b sits at position context_lens[b] - (its query count) + j and sees the positions up to its
-    own, no more than `sliding_window` of them where that is given. block_tables [B, max_blocks] int32, context_lens
-    [B] int32 (this step's tokens included). `soft_cap` c maps a score s to c * tanh(s / c). Rows of q past
-    cu_seqlens_q[B] are padding: their output is unspecified. max_query_len 1 is the decode case.
-    """
-    if q.dim() != 3 or q.shape[1] % key_cache.shape[1] or q.shape[2] != key_cache.shape[3]:
-        raise ShapeError(f"paged_attention: q {tuple(q.shape)}, cache {tuple(key_cache.shape)}")
-    if context_lens.shape[0] != block_tables.shape[0] or cu_seqlens_q.shape[0] != block_tables.shape[0] + 1:
-        raise ShapeError(
-            f"paged_attention: block_tables {tuple(block_tables.shape)}, context_lens {tuple(context_lens.shape)}, "
-            f"cu_seqlens_q {tuple(cu_seqlens_q.shape)}"
-        )
-    return run(
-        "paged_attention",
-        q.device.type,
-        q,
-        key_cache,
-        value_cache,
-        block_tables,
-        context_lens,
-        cu_seqlens_q,
-        scale,
-        sliding_window,
-        soft_cap,
-        max_query_len,
-        max_context_len,
-    )
-
-
-def rotary_decode_attention(
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    cos_sin: Tensor,
-    position_ids: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    num_heads: int,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    max_context_len: int,
-    follows_linear: bool = False,
-) -> Tensor:
-    """`qk_norm_rope_kv_write`, then `paged_attention`, of one token a sequence: qkv [B, (Hq + 2 Hk) * D] → [B, Hq, D].
-
-    A device may choose how it splits a context by `max_context_len`, and by nothing else that changes between steps.
-    `follows_linear`: the op before was `fused_linear` with `feeds_attention`.
-    """
-    if qkv.shape[0] != context_lens.shape[0] or qkv.shape[1] % key_cache.shape[3]:
-        raise ShapeError(f"rotary_decode_attention: qkv {tuple(qkv.shape)}, {context_lens.shape[0]} sequences")
-    return run(
-        "rotary_decode_attention",
-        qkv.device.type,
-        qkv,
-        q_norm,
-        k_norm,
-        eps,
-        cos_sin,
-        position_ids,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        block_tables,
-        context_lens,
-        num_heads,
-        scale,
-        sliding_window,
-        soft_cap,
-        max_context_len,
-        follows_linear,
-    )
 
 
 def gated_activation(gate_up: Tensor, activation: str) -> Tensor:

@@ -11,6 +11,7 @@ from kernels.reference.advance_slots import advance_slots
 from kernels.reference.apply_penalties import apply_penalties
 from kernels.reference.apply_token_mask import apply_token_mask
 from kernels.reference.argmax import argmax
+from kernels.reference.causal_attention import causal_attention, prefers_causal_attention
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.decode_inputs import decode_inputs
 from kernels.reference.embedding import embedding
@@ -21,6 +22,7 @@ from kernels.reference.linear import linear
 from kernels.reference.logits import logits
 from kernels.reference.pack_weight import pack_weight
 from kernels.reference.paged_attention import paged_attention
+from kernels.reference.qk_norm_rope_kv_split import qk_norm_rope_kv_split
 from kernels.reference.qk_norm_rope_kv_write import qk_norm_rope_kv_write
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope import rope
@@ -37,6 +39,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
         apply_penalties,
         apply_token_mask,
         argmax,
+        causal_attention,
         copy_blocks,
         decode_inputs,
         embedding,
@@ -47,6 +50,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
         logits,
         pack_weight,
         paged_attention,
+        prefers_causal_attention,
+        qk_norm_rope_kv_split,
         qk_norm_rope_kv_write,
         rms_norm,
         rope,

@@ -29,13 +29,18 @@ def register_ops() -> None:
     if importlib.util.find_spec("triton") is None:
         return
     from kernels.triton_ops.add_rms_norm import rms_norm
+    from kernels.triton_ops.causal_attention import causal_attention, prefers_causal_attention
     from kernels.triton_ops.dense_linear import is_plain, linear, logits
     from kernels.triton_ops.embedding import embedding
     from kernels.triton_ops.fused_linear import fused_linear
+    from kernels.triton_ops.qk_norm_rope_kv_write import qk_norm_rope_kv_split
 
     for name in _OPS:
         register(name, "cuda", getattr(importlib.import_module(f"kernels.triton_ops.{name}"), name))
     register("rms_norm", "cuda", rms_norm)
+    register("causal_attention", "cuda", causal_attention)
+    register("prefers_causal_attention", "cuda", prefers_causal_attention)
+    register("qk_norm_rope_kv_split", "cuda", qk_norm_rope_kv_split)
     register("embedding", "cuda", embedding, _has_plain_weight)
     for name, implementation in (("linear", linear), ("logits", logits), ("fused_linear", fused_linear)):
         register(name, "cuda", implementation, is_plain)

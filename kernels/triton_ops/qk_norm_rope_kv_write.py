@@ -11,7 +11,7 @@ from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inp
 HEADS_PER_PROGRAM = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def qk_norm_rope_kv_write_kernel(
     qkv_ptr,
     q_norm_ptr,
@@ -22,6 +22,9 @@ def qk_norm_rope_kv_write_kernel(
     key_ptr,
     value_ptr,
     q_out_ptr,
+    k_out_ptr,
+    v_out_ptr,
+    num_tokens,
     eps,
     qkv_stride,
     cos_sin_stride,
@@ -37,6 +40,7 @@ def qk_norm_rope_kv_write_kernel(
     BLOCK_HEADS: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    DENSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     start_next(PDL)
@@ -52,8 +56,9 @@ def qk_norm_rope_kv_write_kernel(
     wait_for_inputs(PDL)
 
     source = qkv_ptr + token * qkv_stride + head[:, None] * HEAD_DIM + pair[None, :]
-    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    is_token = token < num_tokens  # rows past the last token (DENSE) read nothing and come out as zeros
+    first = tl.load(source, mask=mask & is_token, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask & is_token, other=0.0).to(tl.float32)
     if HAS_Q_NORM or HAS_K_NORM:
         first, second = _norm_heads(
             first,
@@ -73,7 +78,8 @@ def qk_norm_rope_kv_write_kernel(
         first = first.to(qkv_ptr.dtype.element_ty).to(tl.float32)
         second = second.to(qkv_ptr.dtype.element_ty).to(tl.float32)
 
-    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * cos_sin_stride + pair
+    position = tl.load(positions_ptr + token, mask=is_token, other=0).to(tl.int64)
+    angles = cos_sin_ptr + position * cos_sin_stride + pair
     cos = tl.load(angles, mask=in_pair, other=0.0)[None, :]
     sin = tl.load(angles + HALF, mask=in_pair, other=0.0)[None, :]
     rotates = (is_query | is_key)[:, None]
@@ -84,7 +90,15 @@ def qk_norm_rope_kv_write_kernel(
     q_mask = mask & is_query[:, None]
     tl.store(q_out, low, mask=q_mask)
     tl.store(q_out + HALF, high, mask=q_mask)
-    slot = tl.load(slots_ptr + token)
+    if DENSE:
+        is_key_row, is_value_row = mask & is_key[:, None], mask & is_value[:, None]
+        k_out = k_out_ptr + (token * NUM_KV_HEADS + head[:, None] - NUM_HEADS) * HEAD_DIM + pair[None, :]
+        tl.store(k_out, low, mask=is_key_row)
+        tl.store(k_out + HALF, high, mask=is_key_row)
+        v_out = v_out_ptr + (token * NUM_KV_HEADS + head[:, None] - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM + pair[None, :]
+        tl.store(v_out, low, mask=is_value_row)
+        tl.store(v_out + HALF, high, mask=is_value_row)
+    slot = tl.load(slots_ptr + token, mask=is_token, other=-1)
     block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
     key_out = key_ptr + block * key_block_stride + (head - NUM_HEADS)[:, None] * key_head_stride
     key_out += offset * HEAD_DIM + pair[None, :]
@@ -146,10 +160,59 @@ def qk_norm_rope_kv_write(
     head_dim: int,
 ) -> torch.Tensor:
     """`kernels.ops.qk_norm_rope_kv_write`: one program for 16 heads of a token; returns q [T, Hq, D]."""
-    num_tokens = qkv.shape[0]
-    q_out = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    if num_tokens:
-        grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_PER_PROGRAM))
+    caches = (key_cache, value_cache, slot_mapping)
+    sizes = (num_heads, num_kv_heads, head_dim)
+    return _launch(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes, qkv.shape[0], dense=False)[0]
+
+
+def qk_norm_rope_kv_split(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cos_sin: torch.Tensor,
+    position_ids: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_rows: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`kernels.ops.qk_norm_rope_kv_split`: q [num_rows, Hq, D], k and v [num_rows, Hk, D]."""
+    caches = (key_cache, value_cache, slot_mapping)
+    sizes = (num_heads, num_kv_heads, head_dim)
+    q, k, v = _launch(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes, num_rows, dense=True)
+    assert k is not None
+    assert v is not None
+    return q, k, v
+
+
+def _launch(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cos_sin: torch.Tensor,
+    position_ids: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_rows: int,
+    *,
+    dense: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def rows_of(heads: int) -> torch.Tensor:
+        return torch.empty(num_rows, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+
+    q_out = rows_of(num_heads)
+    k_out, v_out = (rows_of(num_kv_heads), rows_of(num_kv_heads)) if dense else (None, None)
+    if num_rows:
+        grid = (num_rows, triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_PER_PROGRAM))
         qk_norm_rope_kv_write_kernel[grid](
             qkv,
             q_norm,
@@ -160,6 +223,9 @@ def qk_norm_rope_kv_write(
             key_cache,
             value_cache,
             q_out,
+            k_out,
+            v_out,
+            qkv.shape[0],
             eps,
             qkv.stride(0),
             cos_sin.stride(0),
@@ -175,7 +241,8 @@ def qk_norm_rope_kv_write(
             BLOCK_HEADS=HEADS_PER_PROGRAM,
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
+            DENSE=dense,
             num_warps=4,
             **dependent_launch(qkv),
         )
-    return q_out
+    return q_out, k_out, v_out

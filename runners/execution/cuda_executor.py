@@ -27,7 +27,14 @@ from runners.execution.packed_step import padding_words
 from runners.execution.plan_upload import PlanUpload
 from runners.execution.planned_step import PlannedStep, plan_step
 from runners.execution.step_graphs import StepGraphs
-from runners.execution.step_keys import GREEDY, DecodeKey, PackedKey, StepKey, width_bucket
+from runners.execution.step_keys import (
+    GREEDY,
+    MAX_TOKENS_CAPTURED_AT_ONCE,
+    DecodeKey,
+    PackedKey,
+    StepKey,
+    width_bucket,
+)
 from runners.execution.step_program import StepProgram
 from runners.execution.step_results import PendingStep, SampledRow
 from runners.grammar.compiler import GrammarCompiler
@@ -122,6 +129,11 @@ class CudaExecutor(Executor):
         self._graphs.close()
         self._grammars.close()
 
+    @property
+    def tells_whole_prompts(self) -> bool:
+        """Whether the key of a pass says that it carries one whole prompt (`packed_key`)."""
+        return self._program.forward.tells_whole_prompts
+
     def use_idle_time(self) -> bool:
         """Capture one more graph: of a step that has run once, else the next of `capture_later`."""
         ran_once = [key for key in self._graphs.uncaptured() if isinstance(key, DecodeKey | PackedKey)]
@@ -177,7 +189,15 @@ class CudaExecutor(Executor):
         for init in plan.slot_inits:
             self._grammars.assign(init)
         block_tokens = self._cache.block_tokens
-        step = plan_step(plan, self._slots, self._sampler, block_tokens, self._max_context, self._vocab_size)
+        step = plan_step(
+            plan,
+            self._slots,
+            self._sampler,
+            block_tokens,
+            self._max_context,
+            self._vocab_size,
+            tells_whole_prompts=self.tells_whole_prompts,
+        )
         if plan.kind is PlanKind.OVERLAP_PREFILL and plan.flight_id is not None:
             self._upload.send(plan)
             with self._streams.on_flight(), separate_counters("flight"):
@@ -190,10 +210,12 @@ class CudaExecutor(Executor):
 
     def _run_in_graph(self, step: PlannedStep, words: torch.Tensor) -> PendingStep:
         key = step.key
+        may_capture = isinstance(key, DecodeKey) or key.tokens <= MAX_TOKENS_CAPTURED_AT_ONCE
         if not self._grammars.any_active(step.part_slots):
-            return self._pending(step, self._graphs.run(key, lambda: self._program.step(key, words)))
-        forward_key = replace(key, mode=GREEDY)
-        scored = self._graphs.run(("forward", forward_key), lambda: self._program.score(key, words))
+            results = self._graphs.run(key, lambda: self._program.step(key, words), may_capture=may_capture)
+            return self._pending(step, results)
+        forward_key = ("forward", replace(key, mode=GREEDY))
+        scored = self._graphs.run(forward_key, lambda: self._program.score(key, words), may_capture=may_capture)
         return self._choose(step, scored)
 
     def _run_eagerly(self, step: PlannedStep, words: torch.Tensor) -> PendingStep:

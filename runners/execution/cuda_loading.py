@@ -15,13 +15,15 @@ from runners.execution.device_streams import CudaStreams
 from runners.execution.step_graphs import CapturedSteps
 from runners.execution.step_keys import (
     MAX_GRAPH_TOKENS,
+    MIN_WHOLE_PROMPT,
+    TILE_TOKENS,
     DecodeKey,
     PackedKey,
     SampleMode,
     StepKey,
     context_bucket,
-    next_power_of_two,
-    token_bucket,
+    packed_key,
+    whole_prompt_bucket,
     width_bucket,
 )
 from runners.grammar.compiler import GrammarCompiler
@@ -33,23 +35,23 @@ logger = logging.getLogger(__name__)
 
 COMMON_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 COMMON_CONTEXTS = (256, 512, 1024, 2048, 4096)
-COMMON_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512, 1024)
+COMMON_PROMPTS = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 1536, 2048)
 # Prompts of one wave, and their tokens together.
 COMMON_WAVES = ((8, 128), (8, 192), (8, 256), (16, 256), (16, 384), (32, 512), (32, 768), (32, 1024))
 
 
-def common_keys(slots: int, max_context: int) -> list[StepKey]:
+def common_keys(slots: int, max_context: int, tells_whole_prompts: bool = False) -> list[StepKey]:
     """Greedy decode steps of common widths and contexts, and single prompts."""
     contexts = sorted({context_bucket(length, max_context) for length in COMMON_CONTEXTS})
     keys: list[StepKey] = [
         DecodeKey(width, context) for width in COMMON_WIDTHS if width <= slots for context in contexts
     ]
     short = context_bucket(1, max_context)
-    for length in COMMON_PROMPTS:
-        if length <= max_context:
-            tokens = token_bucket(length)
-            longest = next_power_of_two(tokens)
-            keys.append(PackedKey(tokens, 0, 1, longest, context_bucket(tokens, max_context)))
+    keys += [
+        packed_key(0, [length], length, max_context, is_whole_prompt=tells_whole_prompts)[0]
+        for length in COMMON_PROMPTS
+        if length <= max_context
+    ]
     keys += [PackedKey(tokens, 0, prompts, 32, short) for prompts, tokens in COMMON_WAVES if prompts <= slots]
     return keys
 
@@ -62,7 +64,8 @@ def later_keys(slots: int, max_context: int) -> list[StepKey]:
 
 
 def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[PackedKey]:
-    """Long passes, which stay eager: a prompt alone, short prompts together, each beside decode rows and without."""
+    """Long passes, which run eagerly at least once: a prompt alone, short prompts together, each beside decode rows and
+    without."""
     longest = min(token_budget, max_context)
     keys = []
     for rows in (0, min(8, slots)):
@@ -70,6 +73,15 @@ def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[P
             tokens = max(longest, MAX_GRAPH_TOKENS + 1)
             keys.append(PackedKey(rows + tokens, rows, rows + sequences, query, context_bucket(longest, max_context)))
     return keys
+
+
+def whole_prompts(max_context: int) -> list[PackedKey]:
+    """One pass for each length of prompt that the vendor's attention makes a plan for, up to a mixed step's."""
+    lengths = range(MIN_WHOLE_PROMPT, min(MAX_GRAPH_TOKENS, max_context) + 1, TILE_TOKENS)
+    buckets = sorted({whole_prompt_bucket(length) for length in lengths})
+    return [
+        PackedKey(tokens, 0, 1, tokens, context_bucket(tokens, max_context), whole_prompt=tokens) for tokens in buckets
+    ]
 
 
 def sampling_variants(max_context: int, vocab_size: int) -> list[StepKey]:
@@ -113,9 +125,11 @@ def load_cuda_executor(
         grammars=grammars,
     )
     started = time.perf_counter()
-    keys = common_keys(slots, max_context)
+    keys = common_keys(slots, max_context, executor.tells_whole_prompts)
     executor.warm_up(keys if capture_at_start else keys[:1])
     executor.compile(uncaptured_passes(slots, max_context, max_step_tokens))
+    if executor.tells_whole_prompts:
+        executor.compile(whole_prompts(max_context))
     executor.compile(sampling_variants(max_context, config.vocab_size))
     if capture_at_start:
         executor.capture_later(later_keys(slots, max_context))

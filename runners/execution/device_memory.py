@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runners.execution.step_keys import MAX_GRAPH_TOKENS
 from runners.kv_cache.sizing import format_bytes
 from runners.models.config import ModelConfig
 
@@ -16,13 +17,13 @@ FIXED_BYTES = 2 << 30
 def workspace_bytes(config: ModelConfig, max_step_tokens: int, max_rows: int, element_bytes: int) -> int:
     """Most that steps take beside weights and KV: activations of the longest pass, logits, and `FIXED_BYTES`.
 
-    A layer of the pass holds the residual, the QKV product and attention, or gate and up and their product; a flight
-    may hold the same again beside it.
+    A layer of the pass holds the residual, the QKV product, q, k, v and attention, or gate and up and their product; a
+    flight may hold the same again beside it, and the graphs hold it for the longest pass that is captured.
     """
     heads = config.num_heads + 2 * config.num_kv_heads
-    attention = 2 * config.hidden_size + (heads + config.num_heads) * config.head_dim
+    attention = 2 * config.hidden_size + 2 * (heads + config.num_heads) * config.head_dim
     ffn = 2 * config.hidden_size + 3 * config.intermediate_size
-    activations = 2 * max_step_tokens * max(attention, ffn) * element_bytes
+    activations = (2 * max_step_tokens + MAX_GRAPH_TOKENS) * max(attention, ffn) * element_bytes
     return FIXED_BYTES + activations + 4 * max_rows * config.vocab_size * 4
 
 

@@ -118,6 +118,7 @@ def unpack_step(
         max_query_len=key.max_query,
         max_context_len=key.max_context,
         logits_indices=logits_indices,
+        whole_prompt_tokens=key.whole_prompt,
     )
     return batch, sample_slots, context_lens
 

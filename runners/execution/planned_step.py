@@ -41,8 +41,13 @@ def plan_step(
     block_tokens: int,
     max_context: int,
     vocab_size: int,
+    *,
+    tells_whole_prompts: bool = False,
 ) -> PlannedStep:
-    """Of a plan whose inits and appends the slots know. LaunchError, naming the request, where it does not fit."""
+    """Of a plan whose inits and appends the slots know. LaunchError, naming the request, where it does not fit.
+
+    `tells_whole_prompts`: the forward pass has a faster way for one long prompt without history, on the main stream.
+    """
     rows, chunks = plan.decode_rows, plan.chunks
     parts: list[DecodeRow | PrefillChunk] = [*rows, *(chunk for chunk in chunks if chunk.samples)]
     part_slots = np.array([part.slot for part in parts], dtype=np.int64)
@@ -58,7 +63,8 @@ def plan_step(
         return PlannedStep(plan, decode_key, True, _NO_WORDS, parts, list(range(len(rows))), part_slots, part_ends)
     longest = max([*ends, *(chunk.end for chunk in chunks)])
     lens = [len(chunk.token_ids) for chunk in chunks]
-    key, in_buckets = packed_key(len(rows), lens, longest, max_context, mode, bool(parts))
+    is_whole = tells_whole_prompts and len(chunks) == 1 and chunks[0].start == 0 and plan.flight_id is None
+    key, in_buckets = packed_key(len(rows), lens, longest, max_context, mode, bool(parts), is_whole_prompt=is_whole)
     words = np.empty(num_packed_words(key), dtype=np.int32)
     pack_step(plan, slots, key, block_tokens, vocab_size, words)
     result_rows = list(range(len(rows)))

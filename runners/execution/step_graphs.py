@@ -24,8 +24,11 @@ class StepGraphs(Protocol):
 
     num_graphs: int
 
-    def run(self, key: Hashable, body: Body) -> Tensors:
-        """The result of `body`, valid until the next step; equal keys mean equal work."""
+    def run(self, key: Hashable, body: Body, *, may_capture: bool = True) -> Tensors:
+        """The result of `body`, valid until the next step; equal keys mean equal work.
+
+        Without `may_capture` a graph is used where there is one, but made by `prepare` only.
+        """
         ...
 
     def prepare(self, key: Hashable, body: Body) -> None:
@@ -44,7 +47,7 @@ class EagerSteps:
 
     num_graphs = 0
 
-    def run(self, key: Hashable, body: Body) -> Tensors:
+    def run(self, key: Hashable, body: Body, *, may_capture: bool = True) -> Tensors:
         return body()
 
     def prepare(self, key: Hashable, body: Body) -> None:
@@ -73,12 +76,12 @@ class CapturedSteps:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def run(self, key: Hashable, body: Body) -> Tensors:
+    def run(self, key: Hashable, body: Body, *, may_capture: bool = True) -> Tensors:
         entry = self._graphs.get(key)
         if entry is None:
             if key in self._graphs:
                 return body()
-            if key not in self._seen:
+            if key not in self._seen or not may_capture:
                 self._seen[key] = None
                 return body()
             entry = self._capture(key, body)

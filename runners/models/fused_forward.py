@@ -17,7 +17,13 @@ from runners.models.decoder import Decoder, DecoderLayer, LayerCaches, Projectio
 
 
 class Forward(Protocol):
-    """What an executor asks of a model."""
+    """What an executor asks of a model.
+
+    `tells_whole_prompts`: `hidden` is faster where a batch says that its only chunk is a whole prompt.
+    """
+
+    @property
+    def tells_whole_prompts(self) -> bool: ...
 
     def hidden(self, batch: ForwardBatch, layer_caches: LayerCaches) -> torch.Tensor:
         """[T, hidden] for `logits`; K and V of the batch are written on the way."""
@@ -39,6 +45,8 @@ def choose_forward(decoder: Decoder) -> Forward:
 
 class PlainForward:
     """`Decoder.forward` and `Decoder.logits`."""
+
+    tells_whole_prompts = False
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -64,6 +72,12 @@ class FusedForward:
         assert isinstance(decoder.lm_head, torch.Tensor)
         self._lm_head = decoder.lm_head
         self._layers = [(layer, *_plain_weights(layer)) for layer in decoder.layers]
+        sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.tells_whole_prompts = (
+            config.attention_soft_cap is None
+            and all(layer.sliding_window is None for layer in decoder.layers)
+            and ops.prefers_causal_attention(decoder.device, decoder.dtype, *sizes)
+        )
 
     @staticmethod
     def supports(decoder: Decoder) -> bool:
@@ -141,31 +155,30 @@ class FusedForward:
                 batch.max_context_len,
                 follows_linear=True,
             )
-        q = ops.qk_norm_rope_kv_write(
-            qkv,
-            layer.q_norm,
-            layer.k_norm,
-            self._eps,
-            layer.rope_table,
-            batch.position_ids,
-            key_cache,
-            value_cache,
-            batch.slot_mapping,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        return self._mixed_attention(q, layer, batch, key_cache, value_cache)
+        norms = (layer.q_norm, layer.k_norm, self._eps, layer.rope_table, batch.position_ids)
+        caches = (key_cache, value_cache, batch.slot_mapping)
+        sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
+        if not (batch.whole_prompt_tokens and self.tells_whole_prompts):
+            q = ops.qk_norm_rope_kv_write(qkv, *norms, *caches, *sizes)
+            return self._mixed_attention(q, None, layer, batch, key_cache, value_cache)
+        start, end = batch.num_decode_rows, batch.num_decode_rows + batch.whole_prompt_tokens
+        q, k, v = ops.qk_norm_rope_kv_split(qkv, *norms, *caches, *sizes, max(end, qkv.shape[0]))
+        prompt = ops.causal_attention(q[start:end], k[start:end], v[start:end], config.query_scale)
+        return self._mixed_attention(q[: qkv.shape[0]], prompt, layer, batch, key_cache, value_cache)
 
     def _mixed_attention(
         self,
         q: torch.Tensor,
+        prompt: torch.Tensor | None,
         layer: DecoderLayer,
         batch: ForwardBatch,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """Decode rows and chunks in a launch each: one query over a long context wants its context split."""
+        """Decode rows and chunks in a launch each: one query over a long context wants its context split.
+
+        `prompt`: the attention of the only chunk, padded, where it has been computed already.
+        """
         config, rows = self._decoder.config, batch.num_decode_rows
 
         def attend(
@@ -185,7 +198,13 @@ class FusedForward:
                 batch.max_context_len,
             )
 
-        mixed = attend(q, slice(rows, None), batch.cu_seqlens_q[rows:], batch.max_query_len)
+        if prompt is None:
+            mixed = attend(q, slice(rows, None), batch.cu_seqlens_q[rows:], batch.max_query_len)
+        elif rows or len(prompt) != len(q):
+            mixed = torch.empty_like(q)
+            mixed[rows : rows + len(prompt)] = prompt[: len(q) - rows]
+        else:
+            mixed = prompt
         if rows:
             mixed[:rows] = attend(q[:rows], slice(rows), batch.cu_seqlens_q[: rows + 1], 1)
         return mixed

@@ -170,3 +170,31 @@ def test_qk_norm_rope_kv_write(triton_device, heads, normed, dtype):
     for cache, expected_cache in ((context.key_cache, expected_keys), (context.value_cache, expected_values)):
         assert torch.equal(cache.isnan(), expected_cache.isnan())
         assert relative_error(cache.nan_to_num(), expected_cache.nan_to_num()) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+def test_qk_norm_rope_kv_split(triton_device, heads, normed):
+    from kernels.triton_ops.qk_norm_rope_kv_write import qk_norm_rope_kv_split
+
+    num_heads, num_kv_heads, head_dim = heads
+    context = paged_context([20], num_kv_heads, head_dim, HALF_DTYPE, triton_device)
+    slots = context.slots([5])
+    slots[1] = -1
+    positions = torch.arange(15, 20, dtype=torch.int32, device=triton_device)
+    qkv = random_tensor(5, (num_heads + 2 * num_kv_heads) * head_dim, dtype=HALF_DTYPE, device=triton_device)
+    norms = [
+        random_tensor(head_dim, dtype=torch.float32, device=triton_device, seed=seed) if normed else None
+        for seed in (4, 5)
+    ]
+    rotation = (*norms, 1e-6, cos_sin_table(head_dim, triton_device), positions)
+    sizes = (slots, num_heads, num_kv_heads, head_dim, 8)
+    expected_caches = context.key_cache.clone(), context.value_cache.clone()
+    expected = reference.qk_norm_rope_kv_split(qkv, *rotation, *expected_caches, *sizes)
+    actual = qk_norm_rope_kv_split(qkv, *rotation, context.key_cache, context.value_cache, *sizes)
+    for part, expected_part in zip(actual, expected, strict=True):
+        assert relative_error(part, expected_part) < tolerance(HALF_DTYPE)
+        assert not part[5:].any()
+    for cache, expected_cache in zip((context.key_cache, context.value_cache), expected_caches, strict=True):
+        assert torch.equal(cache.isnan(), expected_cache.isnan())
+        assert relative_error(cache.nan_to_num(), expected_cache.nan_to_num()) < tolerance(HALF_DTYPE)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import ops
 from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.cuda_loading import common_keys, later_keys, sampling_variants, uncaptured_passes
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.executor import DeviceLostError, StepResult
-from runners.execution.step_keys import context_bucket, token_bucket, width_bucket
+from runners.execution.step_keys import PackedKey, context_bucket, packed_key, token_bucket, width_bucket
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
 from runners.models.fused_forward import FusedForward, PlainForward, choose_forward
@@ -246,6 +247,36 @@ def test_models_with_norms_after_attention_take_the_plain_form() -> None:
     assert isinstance(choose_forward(decoder), PlainForward)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_whole_prompts_by_dense_attention_give_the_same_ids(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, beside decode rows, in two pieces, and after a prefix: only the first two may take the dense way."""
+    monkeypatch.setattr(ops, "prefers_causal_attention", lambda *_: True)
+    dense_calls: list[int] = []
+    causal_attention = ops.causal_attention
+    monkeypatch.setattr(
+        ops, "causal_attention", lambda q, *rest: dense_calls.append(len(q)) or causal_attention(q, *rest)
+    )
+    decoder = build_decoder(random_checkpoint(small_config(max_context=1400)), dtype="float32", quantization="none")
+    prompt = [(5 * step + step // 7) % 97 for step in range(1300)]
+    generated = []
+    for kind in (Stepper, CudaStepper):
+        stepper = kind(decoder)
+        others = [f"row{number}" for number in range(rows)]
+        for number, name in enumerate(others):
+            stepper.add(name, range(number, number + 20))
+        if others:
+            stepper.step(dict.fromkeys(others))
+        for name, length in (("a", 600), ("b", 1300), ("c", 513), ("d", 700)):
+            stepper.add(name, prompt[:length])
+        for chunks in ({"a": None}, {"b": None}, {"c": 500}, {"c": 13, "d": None}):
+            stepper.step(chunks, others)
+        for _ in range(4):
+            stepper.step(decode=["a", "b", "c", "d", *others])
+        generated.append({name: request.generated for name, request in stepper.requests.items()})
+    assert generated[0] == generated[1]
+    assert dense_calls == [640] * 3 + [1408] * 3 + [512] * 3
+
+
 def test_warming_up_with_padding_changes_nothing(decoder: Decoder) -> None:
     stepper, clean = CudaStepper(decoder, slots=12), CudaStepper(decoder, slots=12)
     executor = stepper.executor
@@ -274,10 +305,28 @@ def test_buckets_hold_what_they_are_for() -> None:
         assert len({token_bucket(number), token_bucket(token_bucket(number))}) == 1
 
 
+def test_long_passes_fill_whole_tiles_and_tell_whole_prompts() -> None:
+    def key(rows: int, *lens: int, whole: bool = False) -> tuple[PackedKey, bool]:
+        return packed_key(rows, list(lens), 2100, 8192, is_whole_prompt=whole)
+
+    for rows in (0, 1, 8, 40, 48, 49, 64):
+        packed, in_buckets = key(rows, 2000)
+        assert in_buckets
+        assert packed.rows == -(-rows // 8) * 8
+        assert packed.tokens == (2048 if rows <= 48 else 2176)
+    assert key(3, 128, 128)[0].tokens == 8 + 256
+    assert not key(300, 2048)[1]
+    assert [key(8, length, whole=True)[0].whole_prompt for length in (100, 385, 2000, 2049)] == [0, 512, 2048, 2560]
+    assert key(8, 2000)[0].whole_prompt == 0
+
+
 def test_workspace_grows_with_the_longest_pass() -> None:
     config = small_config()
     sizes = [workspace_bytes(config, tokens, 64, 2) for tokens in (1024, 2048)]
-    assert sizes[1] - sizes[0] == 2 * 1024 * 2 * (2 * config.hidden_size + 3 * config.intermediate_size)
+    ffn = 2 * config.hidden_size + 3 * config.intermediate_size
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    attention = 2 * config.hidden_size + 2 * heads * config.head_dim
+    assert sizes[1] - sizes[0] == 2 * 1024 * 2 * max(ffn, attention)
 
 
 def test_the_memory_account_adds_up() -> None:
