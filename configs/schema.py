@@ -124,7 +124,8 @@ class SeqSection(Section):
     """The path for exactly one live request."""
 
     enabled: bool = True
-    """Off: one live request runs as a batch of one."""
+    """Off: one live request runs as a batch of one. The `cuda` executor's batch of one already has the fastest kernels
+    that we know for one row; there both are the same graph."""
 
 
 class DecodeSection(Section):
@@ -135,6 +136,12 @@ class DecodeSection(Section):
     capture_at_start: Literal["common", "none"] = "common"
     """Graphs that the `cuda` executor captures before it is ready; the others follow when the engine is idle, or at
     their second use."""
+    batch_invariant: bool = False
+    """A request's tokens do not depend on who decodes beside it: the `cuda` executor runs every decode step at full
+    width and longest context, so that one kernel of each kind serves all, and a lone row of an 8B model takes as long
+    as 64. Prompts have to be computed alone for it, without a cached beginning: needs `wave.enabled` false, `mix.mode`
+    off, `kv.prefix_cache` false. A preempted request may still go on differently. On a CPU tokens never depend on
+    company."""
 
 
 class PoolSection(Section):
@@ -221,6 +228,12 @@ class Profile(Section):
     @classmethod
     def _list_to_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _prompts_alone_where_batch_invariant(self) -> Profile:
+        if self.decode.batch_invariant and (self.wave.enabled or self.mix.mode != "off" or self.kv.prefix_cache):
+            raise ValueError("decode.batch_invariant needs wave.enabled false, mix.mode off and kv.prefix_cache false")
+        return self
 
     @property
     def mix_min_prompt_tokens(self) -> int:

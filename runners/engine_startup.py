@@ -220,6 +220,7 @@ def _make_cuda_executor(
         eos_token_ids=eos_token_ids,
         grammars=grammars,
         capture_at_start=profile.decode.capture_at_start == "common",
+        batch_invariant=profile.decode.batch_invariant,
     )
 
 

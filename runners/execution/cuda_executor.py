@@ -51,7 +51,8 @@ Masks = tuple[torch.Tensor, torch.Tensor]
 class CudaExecutor(Executor):
     """Carries out plans on `streams.device`, in `graphs`. `max_context` bounds a sequence [tokens].
 
-    After a LaunchError nothing of the plan counts. Without `grammars` a request with a grammar fails.
+    After a LaunchError nothing of the plan counts. Without `grammars` a request with a grammar fails. With
+    `batch_invariant` all decode steps have the key of the widest one with the longest context.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class CudaExecutor(Executor):
         max_context: int,
         eos_token_ids: Sequence[int] = (),
         grammars: GrammarCompiler | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         vocab_size = decoder.config.vocab_size
         self._streams = streams
         self._graphs = graphs
         self._cache = cache
         self._max_context = max_context
+        self._batch_invariant = batch_invariant
         self._vocab_size = vocab_size
         max_blocks = -(-max_context // cache.block_tokens)
         self._slots = DeviceSlots(slots, max_blocks, cache.num_blocks, width_bucket(slots), streams.device)
@@ -197,6 +200,7 @@ class CudaExecutor(Executor):
             self._max_context,
             self._vocab_size,
             tells_whole_prompts=self.tells_whole_prompts,
+            batch_invariant=self._batch_invariant,
         )
         if plan.kind is PlanKind.OVERLAP_PREFILL and plan.flight_id is not None:
             self._upload.send(plan)

@@ -100,6 +100,7 @@ def load_cuda_executor(
     eos_token_ids: Sequence[int] = (),
     grammars: GrammarCompiler | None = None,
     capture_at_start: bool = True,
+    batch_invariant: bool = False,
 ) -> tuple[CudaExecutor, PoolSize]:
     """An executor on the decoder's GPU and its KV pool.
 
@@ -123,16 +124,21 @@ def load_cuda_executor(
         max_context=max_context,
         eos_token_ids=eos_token_ids,
         grammars=grammars,
+        batch_invariant=batch_invariant,
     )
     started = time.perf_counter()
     keys = common_keys(slots, max_context, executor.tells_whole_prompts)
+    later = later_keys(slots, max_context)
+    if batch_invariant:
+        keys = [DecodeKey(width_bucket(slots), max_context), *(key for key in keys if isinstance(key, PackedKey))]
+        later = []
     executor.warm_up(keys if capture_at_start else keys[:1])
     executor.compile(uncaptured_passes(slots, max_context, max_step_tokens))
     if executor.tells_whole_prompts:
         executor.compile(whole_prompts(max_context))
     executor.compile(sampling_variants(max_context, config.vocab_size))
     if capture_at_start:
-        executor.capture_later(later_keys(slots, max_context))
+        executor.capture_later(later)
     logger.info("captured %d graphs in %.1f s", graphs.num_graphs, time.perf_counter() - started)
     logger.info("%s", MemoryAccount.read(device, decoder.weight_bytes, pool.pool_bytes, used_before))
     return executor, pool

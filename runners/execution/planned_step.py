@@ -43,10 +43,12 @@ def plan_step(
     vocab_size: int,
     *,
     tells_whole_prompts: bool = False,
+    batch_invariant: bool = False,
 ) -> PlannedStep:
     """Of a plan whose inits and appends the slots know. LaunchError, naming the request, where it does not fit.
 
     `tells_whole_prompts`: the forward pass has a faster way for one long prompt without history, on the main stream.
+    `batch_invariant`: decode steps take all rows there may be and the longest context, whoever runs.
     """
     rows, chunks = plan.decode_rows, plan.chunks
     parts: list[DecodeRow | PrefillChunk] = [*rows, *(chunk for chunk in chunks if chunk.samples)]
@@ -57,7 +59,10 @@ def plan_step(
     if not chunks:
         check_capacity(rows, part_slots, part_ends, slots.table, block_tokens)
         width = min(len(slots.rows), width_bucket(max(plan.width, len(rows))))
-        decode_key = DecodeKey(width, context_bucket(int(part_ends.max()), max_context), mode)
+        context = context_bucket(int(part_ends.max()), max_context)
+        if batch_invariant:
+            width, context = len(slots.rows), max_context
+        decode_key = DecodeKey(width, context, mode)
         slots.set_rows(part_slots, width)
         slots.expect_positions(part_slots, part_ends - 1)
         return PlannedStep(plan, decode_key, True, _NO_WORDS, parts, list(range(len(rows))), part_slots, part_ends)

@@ -16,8 +16,11 @@ class CudaStepper(Stepper):
 
     executor: Any
 
-    def __init__(self, decoder: Decoder, *, graphs: StepGraphs | None = None, **settings: Any) -> None:
+    def __init__(
+        self, decoder: Decoder, *, graphs: StepGraphs | None = None, batch_invariant: bool = False, **settings: Any
+    ) -> None:
         self.graphs = graphs
+        self.batch_invariant = batch_invariant
         super().__init__(decoder, **settings)
 
     def make_executor(self, decoder: Decoder, **settings: Any) -> CudaExecutor:
@@ -25,4 +28,4 @@ class CudaStepper(Stepper):
         on_gpu = device.type == "cuda"
         streams = CudaStreams(device) if on_gpu else HostStreams(device)
         graphs = self.graphs or (CapturedSteps(device) if on_gpu else EagerSteps())
-        return CudaExecutor(decoder, self.cache, streams, graphs, **settings)
+        return CudaExecutor(decoder, self.cache, streams, graphs, batch_invariant=self.batch_invariant, **settings)

@@ -106,3 +106,12 @@ def test_a_profile_survives_json() -> None:
 )
 def test_parse_size(text: str | int, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_batch_invariance_refuses_what_computes_prompts_together():
+    alone = {"wave": {"enabled": False}, "mix": {"mode": "off"}, "kv": {"prefix_cache": False}}
+    assert Profile.model_validate({"decode": {"batch_invariant": True}, **alone}).decode.batch_invariant
+    for missing in alone:
+        sections = {name: section for name, section in alone.items() if name != missing}
+        with pytest.raises(ValueError, match=r"decode\.batch_invariant needs wave\.enabled false"):
+            Profile.model_validate({"decode": {"batch_invariant": True}, **sections})

@@ -126,6 +126,51 @@ def test_chunks_and_mixed_steps_agree_with_one_shot(family: str, tmp_path: Path)
         check_logprobs([(results[0], other)])
 
 
+def test_a_batch_invariant_step_gives_a_row_the_same_bits_whoever_runs_beside_it(decoder: Decoder) -> None:
+    """Tokens and log-probabilities of requests in company, against each of them alone."""
+    requests = {f"r{index}": [(7 * index + 3 * step) % 97 for step in range(3 + 5 * index)] for index in range(20)}
+
+    def decoded(groups: list[list[str]]) -> dict[str, list[Any]]:
+        stepper = CudaStepper(decoder, batch_invariant=True)
+        found: dict[str, list[Any]] = {name: [] for name in requests}
+        for group in groups:
+            for name in group:
+                stepper.add(name, requests[name], logprobs=5)
+                stepper.step({name: None})
+            for _ in range(6):
+                result = stepper.step(decode=group)
+                for name in group:
+                    found[name].append(result.logprobs[name])
+        return found
+
+    names = list(requests)
+    assert decoded([[name] for name in names]) == decoded([names]) == decoded([names[:3], names[3:]])
+
+
+def test_whole_prompts_agree_with_pieces_of_them(tmp_path: Path) -> None:
+    """Dense attention of the vendor, alone and beside rows, eager and from a graph, against pages."""
+    config = small_config(max_context=1400, num_heads=4, num_kv_heads=2, head_dim=64, hidden_size=256)
+    wide = build_decoder(random_checkpoint(config), dtype="bfloat16", device="cuda", quantization="none")
+    prompt = [(5 * step + step // 7) % 97 for step in range(700)]
+    results = []
+    for pieces in ([699], [300, 399]):
+        for is_captured in (False, True):
+            stepper = CudaStepper(wide)
+            stepper.add("other", range(40))
+            stepper.step({"other": None})
+            for round_number in range(3):
+                stepper.add(f"long{round_number}", prompt[:699], logprobs=20)
+                for piece in pieces:
+                    result = stepper.step({f"long{round_number}": piece}, ["other"])
+                if is_captured:
+                    while stepper.executor.use_idle_time():
+                        pass
+                results.append(result.logprobs[f"long{round_number}"])
+            assert stepper.executor._graphs.num_graphs > 0 or not is_captured
+    for other in results[1:]:
+        check_logprobs([(results[0], other)])
+
+
 def test_overlap_equals_a_solo_run(decoder: Decoder) -> None:
     prompt = [(5 * step) % 97 for step in range(200)]
     alone = CudaStepper(decoder)

@@ -15,7 +15,7 @@ from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.cuda_loading import common_keys, later_keys, sampling_variants, uncaptured_passes
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.executor import DeviceLostError, StepResult
-from runners.execution.step_keys import PackedKey, context_bucket, packed_key, token_bucket, width_bucket
+from runners.execution.step_keys import DecodeKey, PackedKey, context_bucket, packed_key, token_bucket, width_bucket
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
 from runners.models.fused_forward import FusedForward, PlainForward, choose_forward
@@ -146,6 +146,23 @@ def run_ahead(executor: CudaExecutor, plans: list[StepPlan]) -> list[StepResult]
             assert results[-1].step_id == under_way.popleft().step_id
     assert executor.is_ready() or torch.cuda.is_available()
     return [*results, *(executor.collect() for _ in under_way)]
+
+
+def test_a_batch_invariant_executor_has_one_decode_key(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper, reference = CudaStepper(decoder, slots=12, batch_invariant=True), Stepper(decoder)
+    keys: set[Any] = set()
+    step = stepper.executor._program.step
+    monkeypatch.setattr(stepper.executor._program, "step", lambda key, words: keys.add(key) or step(key, words))
+    for target in (stepper, reference):
+        for name, (prompt, sampling) in make_requests(5).items():
+            target.add(name, prompt, **(sampling | {"logprobs": None, "prompt_logprobs": None}))
+            target.step({name: None})
+        for names in (["r0"], ["r0", "r1", "r2"], list(target.requests), ["r4"]):
+            target.step(decode=names)
+    decode_keys = {(key.width, key.max_context) for key in keys if isinstance(key, DecodeKey)}
+    assert decode_keys == {(12, decoder.max_context)}
+    for name, request in reference.requests.items():
+        assert stepper.requests[name].generated == request.generated
 
 
 def test_rows_leave_move_and_come_while_steps_are_under_way(decoder: Decoder) -> None:
