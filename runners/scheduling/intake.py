@@ -20,6 +20,7 @@ def make_request(message: AddRequest, cache: CacheManager, limits: SchedulerLimi
     root = cache.root(message.cache_salt, message.key_id)
     session = None
     if message.session_id is not None:
+        cache.sessions.expire(now)  # an engine that slept has not looked: what is past its time must not come back
         session = cache.sessions.begin(message.session_id, message.request_id, root, now)
     try:
         return _make_request(message, prompt, root, session, cache, limits)

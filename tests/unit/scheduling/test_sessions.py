@@ -204,6 +204,15 @@ def test_an_expired_session_is_gone_also_when_nothing_else_happens():
     assert scenario.cache.num_available == 50
 
 
+def test_a_turn_that_wakes_a_sleeping_engine_does_not_revive_an_expired_session():
+    scenario = Scenario(kv={"session_ttl_s": 5.0}, blocks=50)
+    scenario.request("one", 20, 5, message=turn())
+    scenario.request("late", 7, 5, at=6000, message=turn(append=True))
+    scenario.run()
+    assert computed(scenario, "late") == [(0, 7)], "a session of its own, not the old one's 25 tokens"
+    assert session_tokens(scenario) == 12
+
+
 def test_idle_sessions_give_way_when_nothing_else_is_left_and_keep_their_tokens():
     scenario = Scenario(blocks=8)
     for number in range(4):  # two blocks each: the pool is full of idle sessions
