@@ -5,7 +5,7 @@ Three rules, together O(log n) in the requests that wait:
 1. Classes. A request of priority p (0 is the most urgent in common use) counts as if it had arrived `p * ageing_s`
    seconds later than it did; the class of the request that is oldest by that measure is served.
 2. Keys. Within the class, the key that was given the fewest tokens by its weight goes first (virtual token counters,
-   Sheng et al. 2023). A key that comes back after a pause starts from where the others are: it has saved nothing up.
+   Sheng et al. 2023). A key of which nothing waits starts from where the others are: it has saved nothing up.
 3. Within a key, the oldest.
 
 Nobody starves. A waiting request can be passed only by older ones of its key, by requests of more urgent classes that
@@ -31,6 +31,7 @@ class Account:
     virtual_tokens: float = 0.0
     num_decoding: int = 0
     num_live: int = 0
+    num_waiting: int = 0
 
     def charge(self, tokens: int) -> None:
         self.virtual_tokens += tokens / self.weight
@@ -85,8 +86,10 @@ class WaitingQueue:
         request.queue_ticket = self._ticket
         account = request.account
         assert account is not None
-        if account.num_live == 0 and account.virtual_tokens < self._floor:
+        # Also a key that has requests running: what others were given meanwhile is not owed to it.
+        if account.num_waiting == 0 and account.virtual_tokens < self._floor:
             account.virtual_tokens = self._floor
+        account.num_waiting += 1
         group = self._classes.setdefault(request.priority, _Class())
         queue = group.keys.get(account.key_id)
         if queue is None:
@@ -105,6 +108,9 @@ class WaitingQueue:
         if not request.queue_ticket:
             return
         request.queue_ticket = 0
+        account = request.account
+        assert account is not None
+        account.num_waiting -= 1
         self._len -= 1
         self.num_tokens -= len(request.token_ids)
         if self._entries > 2 * self._len + 64:

@@ -114,6 +114,19 @@ def test_a_key_that_pauses_saves_nothing_up():
     ), "in turns from where the other key stands, not ten in a row"
 
 
+def test_a_key_with_a_request_running_saves_nothing_up_either():
+    queue = WaitingQueue()
+    queue.take(push(queue, make(0, key="runs")))
+    for number in range(1, 11):
+        request = push(queue, make(number, key="works"))
+        queue.take(request)
+        request.account.charge(1000)  # type: ignore[union-attr]
+    push(queue, make(11, key="new"))
+    for number in range(12, 20):
+        push(queue, make(number, key="runs"))
+    assert "r11" in drain(queue)[:2], "not behind all that the other key did not use"
+
+
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.floats(0, 5), st.booleans()), min_size=1, max_size=60
