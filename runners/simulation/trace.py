@@ -7,6 +7,7 @@ A trace file has one JSON object a line: `{"at_s": 0.25, "prompt_tokens": 120, "
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from runners.errors import StartupError
+
+# No model reads more; a count beyond it is a slip that would fill the memory with made-up prompts.
+MAX_TOKENS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def read_trace(path: Path) -> list[Arrival]:
     """Arrivals in order of time. StartupError that names file and line when one is no arrival."""
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"{path}: {error}") from error
     arrivals = []
     for number, line in enumerate(lines, 1):
@@ -92,7 +96,15 @@ def _arrival(fields: dict[str, Any]) -> Arrival:
         value = getattr(arrival, name)
         if isinstance(value, bool) or not isinstance(value, (int, float) if name == "at_s" else int):
             raise TypeError(f"{name} is {value!r}")
-    if arrival.at_s < 0 or arrival.prompt_tokens < 1 or arrival.output_tokens < 0:
+    if not isinstance(arrival.session, str | None) or not isinstance(arrival.key, str):
+        raise TypeError("session and key are names")
+    is_in_range = (
+        math.isfinite(arrival.at_s)
+        and arrival.at_s >= 0
+        and 1 <= arrival.prompt_tokens <= MAX_TOKENS
+        and 0 <= arrival.output_tokens <= MAX_TOKENS
+    )
+    if not is_in_range:
         raise ValueError("a time or a count is out of range")
     return arrival
 

@@ -37,12 +37,24 @@ def test_arrivals_are_sorted_by_time(tmp_path):
         '{"at_s": 0, "prompt_tokens": 0, "output_tokens": 1}',
         '{"at_s": 0, "prompt_tokens": 1.5, "output_tokens": 1}',
         '{"at_s": 0, "prompt_tokens": 1, "output_tokens": 1, "text": "secret"}',
+        '{"at_s": NaN, "prompt_tokens": 1, "output_tokens": 1}',
+        '{"at_s": 1e400, "prompt_tokens": 1, "output_tokens": 1}',
+        '{"at_s": 0, "prompt_tokens": 1000000000000, "output_tokens": 1}',
+        '{"at_s": 0, "prompt_tokens": 1, "output_tokens": 1, "session": ["a"]}',
+        '{"at_s": 0, "prompt_tokens": 1, "output_tokens": 1, "key": {}}',
     ],
 )
 def test_a_line_that_is_no_arrival_is_named(tmp_path, line):
     path = tmp_path / "t.jsonl"
     path.write_text('{"at_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n\n' + line)
     with pytest.raises(StartupError, match=r"t\.jsonl:3: no arrival"):
+        read_trace(path)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(StartupError, match=r"t\.jsonl: .*utf-8"):
         read_trace(path)
 
 
