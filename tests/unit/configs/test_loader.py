@@ -64,6 +64,7 @@ def test_a_later_pool_replaces_an_earlier_one() -> None:
         ("wave: {sub_wave: 0}", ["wave.sub_wave", "greater than 0"]),
         ("wave: {sub_wave: '3'}", ["wave.sub_wave", "valid integer"]),
         ("wave: {enabled: 1}", ["wave.enabled", "valid boolean"]),
+        ("fairness: {ageing_s: .inf}", ["fairness.ageing_s", "finite number"]),
         ("kv: {pool: {blocks: 3, sequences: 2}}", ["kv.pool", "exactly one"]),
         ("kv: {pool: {bytes: 8Gb1}}", ["kv.pool.bytes", "not a size"]),
         ("models: [{source: a, sorce: b}]", ["models.0.sorce", "did you mean 'source'"]),
