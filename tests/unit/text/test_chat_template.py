@@ -276,6 +276,69 @@ def test_sandbox(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ lipsum.__globals__.os.popen('id').read() }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ joiner.__init__.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ dict.mro() }}{{ dict.__base__ }}",
+        "{{ range.__self__ }}{{ range(1).__class__ }}",
+        "{{ strftime_now.__globals__ }}{{ strftime_now.__code__.co_consts }}",
+        "{{ strftime_now.__closure__ }}{{ raise_exception.__code__ }}",
+        "{{ ''['__class__'] }}{{ ''|attr('__class__') }}{{ ''|attr('__cl' ~ 'ass__') }}",
+        "{{ ''|attr(['__class', '__']|join) }}{{ ''[['__class', '__']|join] }}",
+        r"{{ ''['\x5f\x5fclass\x5f\x5f'] }}{{ ''|attr('\x5f\x5fclass\x5f\x5f') }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+        "{{ '{x.__class__}'.format_map({'x': messages}) }}",
+        "{% set f = '{0.__class__}'.format %}{{ f(messages) }}",
+        "{% set f = '{0.__class__}'|attr('format') %}{{ f(messages) }}",
+        "{{ ['{0.__class__}']|map('format', messages)|list }}",
+        "{{ messages|map(attribute='__class__')|list }}",
+        "{{ messages|map('attr', '__class__')|list }}",
+        "{{ messages|selectattr('__class__')|map(attribute='__class__.__name__')|list }}",
+        "{{ messages|groupby('__class__') }}{{ messages|sort(attribute='__class__.__name__') }}",
+        "{{ messages|sum(attribute='__class__') }}{{ messages|unique(attribute='__class__')|map('string')|join }}",
+        "{% macro f() %}{{ caller.__globals__ }}{% endmacro %}{{ f._func.__globals__ }}{{ f.__call__.__func__ }}",
+        "{% for a in messages %}{{ loop.__init__.__globals__ }}{{ loop._iterator }}{% endfor %}",
+        "{{ self._TemplateReference__context }}{{ self.__dict__ }}",
+        "{{ (messages|map('upper')).gi_frame.f_builtins }}",
+        "{{ (messages|map('upper')).gi_code }}{{ (1).__class__ }}{{ true.__class__.__base__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.environ }}",
+        "{% extends '/etc/passwd' %}",
+        "{% from 'os' import environ %}{{ environ }}",
+        "{{ config }}{{ request }}{{ g }}{{ environment }}{{ context }}{{ __builtins__ }}{{ __import__('os') }}",
+        "{{ get_flashed_messages.__globals__ }}{{ url_for.__globals__ }}",
+        "{% set messages[0].role = 'system' %}{% do messages.append(1) %}",
+        "{{ messages[0].pop('role') }}{{ messages.clear() }}{{ messages[0].setdefault('x', 1) }}",
+    ],
+)
+def test_known_escapes(source: str) -> None:
+    """Ways out of sandboxes that have been published: each ends in an error or in nothing, never in an object."""
+    messages = [{"role": "user", "content": "a"}]
+    try:
+        text = ChatTemplate(source).render(messages)
+    except (InvalidRequestError, StartupError):
+        text = ""
+    for trace in (
+        "<class",
+        "<function",
+        "<module",
+        "<built-in",
+        "<bound",
+        "<frame",
+        "<code",
+        " at 0x",
+        "root:",
+        "uid=",
+    ):
+        assert trace not in text
+    assert "__builtins__" not in text
+    assert messages == [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(10000000) %}{% endfor %}",
         "{{ 'a' * 1000000000 }}",
