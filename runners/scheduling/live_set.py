@@ -77,14 +77,11 @@ class LiveSet:
 
         False when not so many are available, with `headroom_blocks` more for those who run already.
         """
-        got = self.cache.allocate(
-            request.table,
-            request.token_ids,
-            headroom_blocks=headroom_blocks,
-            session=request.session,
-            shared=request.session_shared,
-            use_prefix=request.may_use_cache,
-        )
+        pinned = self.cache.sessions.num_pinned_blocks
+        got = self._allocate(request, headroom_blocks)
+        if got is None and self.cache.sessions.num_pinned_blocks < pinned:
+            # Others gave up blocks that its own session has too: these count as its own only now.
+            got = self._allocate(request, headroom_blocks)
         if got is None:
             return False
         request.table, request.num_computed = got
@@ -96,6 +93,16 @@ class LiveSet:
             self.cached_tokens += request.num_computed
         request.move_to(RequestStatus.PREFILLING)
         return True
+
+    def _allocate(self, request: Request, headroom_blocks: int) -> tuple[BlockTable, int] | None:
+        return self.cache.allocate(
+            request.table,
+            request.token_ids,
+            headroom_blocks=headroom_blocks,
+            session=request.session,
+            shared=request.session_shared,
+            use_prefix=request.may_use_cache,
+        )
 
     def extend(self, requests: Sequence[Request]) -> bool:
         """Room for one more block of tokens each; False, and nothing done, when there are not enough."""
@@ -139,9 +146,11 @@ class LiveSet:
         self.prefills.extendleft([request] for request in reversed(requests))
 
     def others_hold_blocks(self, request: Request) -> bool:
-        """True when a request other than this one could give blocks back by going on."""
-        return bool(self.flights) or any(
-            other is not request and other.table.block_ids for other in self.requests.values()
+        """True when a request other than this one, of any model, could give blocks back by going on."""
+        return (
+            bool(self.flights)
+            or any(other is not request and other.table.block_ids for other in self.requests.values())
+            or any(budget.others_hold_blocks(self.cache) for budget in self.cache.budgets)
         )
 
     # --- preemption -------------------------------------------------------------------------------------------------

@@ -228,6 +228,17 @@ def test_idle_sessions_give_way_when_nothing_else_is_left_and_keep_their_tokens(
     assert scenario.tokens("back") == scenario.expected("back", 3)
 
 
+def test_blocks_shared_by_two_idle_sessions_do_not_block_a_turn_under_a_lowered_quota():
+    scenario = Scenario(blocks=8, kv={"prefix_cache": True})
+    beginning = scenario.request("one", 20, 1, message=turn("s"))
+    scenario.request("two", [*beginning[:16], 1, 2, 3, 4], 1, at=100, message=turn("t"))
+    scenario.engine.at(0.2, lambda now: scenario.scheduler.set_quota_blocks(1))
+    scenario.request("back", beginning[:10], 3, at=300, message=turn("t"))
+    scenario.run()
+    assert not scenario.scheduler.has_work, "room was made, and nothing else would wake the engine"
+    assert scenario.tokens("back") == scenario.expected("back", 3)
+
+
 def test_sessions_of_different_salts_share_nothing():
     scenario = Scenario(kv={"prefix_cache": True})
     prompt = scenario.request("one", 40, 5, message={**turn("a"), "cache_salt": "x"})
