@@ -149,7 +149,8 @@ def sampling() -> None:
             params = SamplingTensors(
                 ones * 0.7, (ids * 0 + top_k).int(), ones * top_p, ones * 0, ids, ids + 100, top_k > 0, top_p < 1, False
             )
-            report(f"sample {name} {rows}", [partial(sample, one, params) for one in logits], logits[0].nbytes)
+            calls = [partial(sample, one, argmax(one), params) for one in logits]
+            report(f"sample {name} {rows}", calls, logits[0].nbytes)
 
 
 def tune_attention() -> None:

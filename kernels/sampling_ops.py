@@ -17,11 +17,15 @@ def argmax(logits: Tensor) -> Tensor:
     return run("argmax", logits.device.type, logits)
 
 
-def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """Draw one token a row of logits [n, V] float32: [n] int64. Greedy rows (temperature 0) take the argmax."""
-    if params.temperature.shape[0] != logits.shape[0]:
-        raise ShapeError(f"sample: {params.temperature.shape[0]} rows of parameters for logits {tuple(logits.shape)}")
-    return run("sample", logits.device.type, logits, params)
+def sample(logits: Tensor, best_ids: Tensor, params: SamplingTensors) -> Tensor:
+    """Draw one token a row of logits [n, V] float32, whose `argmax` is best_ids [n]: [n] int64. Greedy rows
+    (temperature 0) take the argmax. A row with NaN draws some token of the vocabulary."""
+    if not params.temperature.shape[0] == best_ids.shape[0] == logits.shape[0]:
+        raise ShapeError(
+            f"sample: {params.temperature.shape[0]} rows of parameters, {best_ids.shape[0]} best ids for logits "
+            f"{tuple(logits.shape)}"
+        )
+    return run("sample", logits.device.type, logits, best_ids, params)
 
 
 def apply_penalties(

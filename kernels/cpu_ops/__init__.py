@@ -18,6 +18,7 @@ _OPS = (
     "paged_attention",
     "qk_norm_rope_kv_write",
     "rms_norm",
+    "sample",
 )
 
 

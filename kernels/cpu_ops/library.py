@@ -28,6 +28,7 @@ _SIGNATURES = {
     "wl_qk_norm_rope_kv_write": "p llll ppf pp pp lll pl p ii",
     "wl_repack": "i pl ll p",
     "wl_rms_norm": "ppp ll f pp i",
+    "wl_sample": "p lll p pppp pp p",
     "wl_tiled_bytes": "i ll",
 }
 _RESULTS = {"wl_gather_tiled": ctypes.c_int64, "wl_tiled_bytes": ctypes.c_int64}

@@ -1,5 +1,7 @@
 // Scores and weighted sums of query rows against one chunk of 32 keys, in two forms: few rows read keys and values where
 // they lie; many rows share a copy in float32 with the keys transposed, so that a vector holds scores of 16 keys.
+// Both add the products of a score in one order, so a row's result does not depend on how many rows there are: lane by
+// lane over d = lane, lane + 16, ..., then neighbouring lanes, neighbouring pairs and so on.
 #pragma once
 #include "vec.h"
 
@@ -25,8 +27,8 @@ inline f32x16 add_pairs(f32x16 a, f32x16 b) {
 template <int N, typename KV>
 inline __attribute__((always_inline)) f32x16 dot_tree(const float* q, int64_t dim, const KV* const* keys) {
     if constexpr (N == 1) {
-        f32x16 acc = load16(q) * load16(keys[0]);
-        for (int64_t d = 16; d < dim; d += 16) acc += load16(q + d) * load16(keys[0] + d);
+        f32x16 acc{};  // from zero: then every product is one fused multiply-add, in either form
+        for (int64_t d = 0; d < dim; d += 16) acc += load16(q + d) * load16(keys[0] + d);
         return acc;
     } else {
         f32x16 low = dot_tree<N / 2>(q, dim, keys);
@@ -123,18 +125,35 @@ void widen_chunk(const ChunkRows<KV>& chunk, int64_t dim, float* keys, float* va
     }
 }
 
+// acc[r] = the scores' shares of lanes [L, L + N) for 16 keys: the sum tree of dot_tree, 16 keys a vector.
+template <int R, int L, int N>
+inline __attribute__((always_inline)) void lane_tree(const float* q, const float* keys, int64_t dim, f32x16* acc) {
+    if constexpr (N == 1) {
+        for (int r = 0; r < R; r++) acc[r] = f32x16{};
+        for (int64_t d = L; d < dim; d += 16) {
+            const f32x16 key = load16(keys + d * kChunk);
+            for (int r = 0; r < R; r++) acc[r] += q[r * dim + d] * key;
+        }
+    } else {
+        f32x16 high[R];
+        lane_tree<R, L, N / 2>(q, keys, dim, acc);
+        lane_tree<R, L + N / 2, N / 2>(q, keys, dim, high);
+        for (int r = 0; r < R; r++) acc[r] += high[r];
+    }
+}
+
 template <int R>
 void score_block(const float* q, const float* keys, int64_t dim, float* scores) {
-    f32x16 acc[R][2] = {};
-    for (int64_t d = 0; d < dim; d++) {
-        f32x16 low = load16(keys + d * kChunk), high = load16(keys + d * kChunk + 16);
-        for (int r = 0; r < R; r++) {
-            acc[r][0] += q[r * dim + d] * low;
-            acc[r][1] += q[r * dim + d] * high;
-        }
+    for (int half = 0; half < kChunk; half += 16) {
+        f32x16 acc[R];
+        if (dim == 64)
+            lane_tree<R, 0, 16>(q, keys + half, 64, acc);
+        else if (dim == 128)
+            lane_tree<R, 0, 16>(q, keys + half, 128, acc);
+        else
+            lane_tree<R, 0, 16>(q, keys + half, dim, acc);
+        for (int r = 0; r < R; r++) store16(scores + r * kChunk + half, acc[r]);
     }
-    for (int r = 0; r < R; r++)
-        for (int half = 0; half < 2; half++) store16(scores + r * kChunk + 16 * half, acc[r][half]);
 }
 
 inline void score_widened(const float* q, int64_t rows, int64_t dim, const float* keys, float* scores) {

@@ -78,6 +78,19 @@ inline float reduce_add(f32x16 v) {
 #endif
 }
 
+// Sums of the lanes of four vectors: halves, then neighbours, then neighbouring pairs, then the two that are left.
+inline void reduce_add4(const f32x16 v[4], float sums[4]) {
+#if defined(__AVX512F__)
+    __m256 half[4];
+    for (int i = 0; i < 4; i++)
+        half[i] = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[i]), _mm512_extractf32x8_ps((__m512)v[i], 1));
+    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+#else
+    for (int i = 0; i < 4; i++) sums[i] = reduce_add(v[i]);
+#endif
+}
+
 inline f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
 inline f32x16 min16(f32x16 a, f32x16 b) { return a < b ? a : b; }
 
@@ -138,6 +151,25 @@ inline f32x16 exp16(f32x16 x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return (f32x16)((i32x16)p + ((i32x16)shifted << 23));
+}
+
+// ln(x) of positive normal x, relative error about 1e-7: exponent times ln 2 plus the logarithm of the mantissa in
+// [sqrt(1/2), sqrt(2)), whose polynomial is that of Cephes' logf (Moshier 1989).
+inline f32x16 log16(f32x16 x) {
+    i32x16 bits = (i32x16)x - 0x3f3504f3;  // sqrt(1/2)
+    f32x16 exponent = __builtin_convertvector(bits >> 23, f32x16);
+    f32x16 m = (f32x16)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f, square = m * m;
+    f32x16 p = splat(7.0376836292e-2f);
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    f32x16 low = p * m * square - 2.12194440e-4f * exponent - 0.5f * square;
+    return (m + low) + 0.693359375f * exponent;
 }
 
 inline f32x16 tanh16(f32x16 x) { return 1.0f - 2.0f / (exp16(2.0f * x) + 1.0f); }

@@ -1,43 +1,48 @@
-"""Sampling: temperature, then top-k, then top-p, then min-p, then one draw by inverse CDF in token-id order.
+"""Sampling: temperature, then top-k, then top-p, then min-p, then the Gumbel-max choice among the tokens kept.
 
 With p = softmax(logits / temperature): top-k keeps every token whose logit reaches the k-th largest; top-p (nucleus,
 arXiv:1904.09751) keeps, of what is left and renormalised, every token at least as likely as the last one of the
 shortest likeliest-first prefix whose mass reaches top_p; min-p (arXiv:2407.01082) keeps tokens with
-p ≥ min_p · max p. All three are thresholds: equals of the last token kept are kept too. The token drawn is the first in
-id order whose cumulative kept probability exceeds u · (kept mass), u from `random_uniform(seed, position)`.
+p ≥ min_p · max p. All three are thresholds: equals of the last token kept are kept too.
+
+The token drawn has the largest log p + Gumbel noise, which follows p renormalised over the tokens kept (Gumbel 1954;
+arXiv:1411.0030). Each token has noise of its own, so a logit that moves by a rounding error changes the choice only
+where two sums are that close; a draw by inverse CDF shifts every token behind the one that moved.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernels.reference.random_uniform import random_uniform
+from kernels.reference.gumbel_noise import gumbel_noise
 from kernels.sampling import SamplingTensors
 
 # A nucleus is mostly short: look at a few of the likeliest tokens before sorting the whole vocabulary.
 NUCLEUS_PREFIXES = (64, 2048)
 
 
-def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """logits [n, V] float32 → [n] int64. Rows of temperature 0 take the argmax."""
+def sample(logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    """logits [n, V] float32, best_ids [n] int64, their argmax → [n] int64. Rows of temperature 0 take the argmax."""
     is_greedy = params.temperature == 0
-    probabilities = filtered_probabilities(logits, params)
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    uniform = random_uniform(params.seeds, params.positions).to(torch.float64).unsqueeze(1)
-    drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
-    drawn = drawn.clamp_(max=logits.shape[1] - 1)
-    return torch.where(is_greedy, logits.argmax(dim=-1), drawn)
+    scaled = scaled_logits(logits, best_ids, params.temperature)
+    is_dropped = filtered_probabilities(scaled, params) == 0
+    scores = scaled + gumbel_noise(params.seeds, params.positions, logits.shape[1])
+    drawn = scores.masked_fill_(is_dropped, float("-inf")).argmax(dim=-1)
+    return torch.where(is_greedy, best_ids, drawn)
 
 
-def filtered_probabilities(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """Kept probabilities [n, V] float32, not renormalised after top-p and min-p; dropped tokens are 0."""
-    temperature = torch.where(params.temperature == 0, 1.0, params.temperature).unsqueeze(1)
-    # Dividing by a tiny temperature must not overflow: the largest logit becomes 0 first.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+def scaled_logits(logits: torch.Tensor, best_ids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """(logits - max) / temperature [n, V]: dividing by a tiny temperature must not overflow. 0 divides by 1."""
+    divisor = torch.where(temperature == 0, 1.0, temperature).unsqueeze(1)
+    return (logits - logits.gather(1, best_ids.unsqueeze(1))) / divisor
+
+
+def filtered_probabilities(scaled: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    """Kept probabilities [n, V] float32 of `scaled_logits`, not renormalised after top-p and min-p; dropped: 0."""
     if params.any_top_k:
         scaled = scaled.masked_fill(scaled < _top_k_threshold(scaled, params.top_k), float("-inf"))
     probabilities = torch.softmax(scaled, dim=-1)
-    threshold = torch.zeros_like(temperature)
+    threshold = torch.zeros_like(probabilities[:, :1])
     if params.any_top_p:
         threshold = _top_p_threshold(probabilities, params.top_p)
     if params.any_min_p:

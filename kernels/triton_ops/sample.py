@@ -1,10 +1,12 @@
-"""Sampling without leaving the device and without a sort.
+"""Gumbel-max sampling under top-k, top-p and min-p without leaving the device and without a sort.
 
-Top-k and top-p both keep "everything at least as likely as some token", so each is a threshold, found by a radix search
-over (max - logit) / temperature in fixed point: per pass, the count (top-k) or mass (top-p) up to each of 16 buckets,
-and the last program of a row picks the bucket that the target falls in.
-The draw is one more pass: kept mass a chunk, then the chunk and the token where the cumulative mass exceeds u times the
-whole. Sums have a fixed order, so a row's token does not depend on its neighbours or on scheduling.
+The winner among all tokens is drawn first. If the filters keep it, it is the winner among those they keep. If not, no
+token that is at most as likely is kept either, and the next winner is looked for among the likelier ones: one pass over
+the logits a round, which sums up how many tokens and how much mass are likelier than the last winner, and finds the
+best of those. A row needs about 1 + ln(1 / top_p) rounds, so the first three are launches over all of the GPU, where
+rows that are done leave at once, and one program a row does the rest. Rows with both top-k and top-p need the mass that
+top-k leaves first: its threshold comes from a radix search. Sums have a fixed order, so a row's token does not depend
+on its neighbours.
 """
 
 from __future__ import annotations
@@ -14,139 +16,242 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import SamplingTensors
+from kernels.triton_ops.gumbel import gumbel_noise
 from kernels.triton_ops.launch import arrival_counters, dependent_launch, start_next, wait_for_inputs
 from kernels.triton_ops.threshold_search import (
+    DIGIT_BITS,
+    KEEP_ALL,
+    KEY_BITS,
     distance_behind,
     fixed_point_key,
-    threshold_search_kernel,
+    top_k_search_kernel,
 )
 
 CHUNK = 2048
 # Many rows fill the GPU anyway: then fewer, longer chunks spend less on the sums at their end.
 LONG_SEARCH_CHUNK, LONG_SEARCH_ROWS = 8192, 16
 SEARCH_BLOCK = 256
-DIGIT_BITS = 4
-KEY_BITS = 24
+# Rounds that launch a program a chunk, after the first draw.
+WIDE_ROUNDS = 3
 
 
 @triton.jit
-def row_maximum_kernel(
-    logits_ptr,
-    chunk_best_ptr,
-    chunk_ids_ptr,
-    counters_ptr,
-    best_ptr,
-    best_id_ptr,
-    k_bound_ptr,
-    p_bound_ptr,
-    logits_stride,
-    vocab_size,
-    num_chunks,
-    CHUNK: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Largest logit of each row and the lowest id that has it; sets both thresholds to "keep all"."""
-    start_next(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    wait_for_inputs(PDL)
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = token < vocab_size
-    logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
-    logits = tl.where(logits == logits, logits, float("inf"))
-    best = tl.max(logits, axis=0)
-    tl.store(chunk_best_ptr + row * num_chunks + chunk, best)
-    best_id = tl.min(tl.where((logits == best) & inside, token, vocab_size), axis=0)
-    tl.store(chunk_ids_ptr + row * num_chunks + chunk, best_id)
-    tl.debug_barrier()
-    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
-        index = tl.arange(0, BLOCK_C)
-        present = index < num_chunks
-        bests = tl.load(chunk_best_ptr + row * num_chunks + index, present, float("-inf"), cache_modifier=".cg")
-        ids = tl.load(chunk_ids_ptr + row * num_chunks + index, present, vocab_size, cache_modifier=".cg")
-        largest = tl.max(bests, axis=0)
-        tl.store(best_ptr + row, largest)
-        tl.store(best_id_ptr + row, tl.min(tl.where(bests == largest, ids, vocab_size), axis=0).to(tl.int64))
-        tl.store(k_bound_ptr + row, 0x7FFFFFFF)
-        tl.store(p_bound_ptr + row, 0x7FFFFFFF)
-        tl.store(counters_ptr + row, 0)
+def _likelier(row_ptr, first_token, vocab_size, largest, temperature, bound, BLOCK: tl.constexpr):
+    """Of BLOCK tokens: which have a logit above `bound`, and their distance behind the likeliest."""
+    token = first_token + tl.arange(0, BLOCK)
+    logits = tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
+    return logits > bound, distance_behind(logits, largest, temperature)
 
 
 @triton.jit
-def draw_kernel(
+def _winner(is_candidate, distance, seed, position, first_token, BLOCK: tl.constexpr, COMPILED: tl.constexpr):
+    """Largest log p + noise of the candidates of a block, and the lowest id that has it."""
+    best = float("-inf")
+    best_id = 0x7FFFFFFF
+    if tl.max(is_candidate.to(tl.int32), axis=0) > 0:
+        noise = gumbel_noise(seed, position, first_token, BLOCK, COMPILED)
+        scores = tl.where(is_candidate, noise - distance, float("-inf"))
+        best = tl.max(scores, axis=0)
+        token = first_token + tl.arange(0, BLOCK)
+        best_id = tl.min(tl.where(is_candidate & (scores == best), token, 0x7FFFFFFF), axis=0)
+    return best, best_id
+
+
+@triton.jit
+def _is_kept(mass, count, wanted_mass, top_k):
+    """Whether the filters keep a token that `count` likelier ones with `mass` together stand before."""
+    return (mass < wanted_mass) & ((top_k <= 0) | (count < top_k))
+
+
+@triton.jit
+def first_draw_kernel(
     logits_ptr,
-    best_ptr,
-    best_id_ptr,
+    best_ids_ptr,
     temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
     min_p_ptr,
     seeds_ptr,
     positions_ptr,
     k_bound_ptr,
-    p_bound_ptr,
-    chunk_mass_ptr,
+    chunk_sums_ptr,
+    chunk_ids_ptr,
     counters_ptr,
     out_ptr,
+    wanted_ptr,
+    pending_ptr,
     logits_stride,
     vocab_size,
     num_chunks,
+    HAS_K_BOUND: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    COMPILED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Kept mass of each chunk; the last program of a row draws. Greedy rows take the likeliest token."""
+    """The winner among all tokens that min-p keeps; `wanted`: the mass that top-p keeps; `pending`: to be checked."""
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
     temperature = tl.load(temperature_ptr + row)
+    best_id = tl.load(best_ids_ptr + row).to(tl.int32)
     if temperature <= 0:
         if chunk == 0:
-            tl.store(out_ptr + row, tl.load(best_id_ptr + row))
+            tl.store(out_ptr + row, best_id.to(tl.int64))
+            tl.store(pending_ptr + row, 0)
         return
-    largest = tl.load(best_ptr + row)
-    bound = tl.minimum(tl.load(k_bound_ptr + row), tl.load(p_bound_ptr + row))
-    min_p = tl.load(min_p_ptr + row)
     row_ptr = logits_ptr + row * logits_stride
-    kept = _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, CHUNK)
-    tl.store(chunk_mass_ptr + row * num_chunks + chunk, tl.sum(kept, axis=0))
+    largest = tl.load(row_ptr + best_id)
+    first_token = chunk * CHUNK
+    above, distance = _likelier(row_ptr, first_token, vocab_size, largest, temperature, float("-inf"), CHUNK)
+    mass = tl.where(above, tl.exp(-distance), 0.0)
+    candidate = above & (mass >= tl.load(min_p_ptr + row))
+    if HAS_K_BOUND:
+        in_top_k = fixed_point_key(distance) <= tl.load(k_bound_ptr + row)
+        mass = tl.where(in_top_k, mass, 0.0)
+        candidate = candidate & in_top_k
+    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+    score, token = _winner(candidate, distance, seed, position, first_token, CHUNK, COMPILED)
+    sums_ptr = chunk_sums_ptr + row * num_chunks * 4
+    ids_ptr = chunk_ids_ptr + row * num_chunks
+    tl.store(sums_ptr + chunk * 4, score)
+    tl.store(sums_ptr + chunk * 4 + 1, tl.sum(mass, axis=0))
+    tl.store(ids_ptr + chunk, token)
     tl.debug_barrier()
     if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
         index = tl.arange(0, BLOCK_C)
-        masses = tl.load(chunk_mass_ptr + row * num_chunks + index, index < num_chunks, 0.0, cache_modifier=".cg")
-        position = tl.load(positions_ptr + row)
-        low = (position & 0xFFFFFFFF).to(tl.uint32)
-        high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
-        zero = low * 0
-        word, _, _, _ = tl.philox(tl.load(seeds_ptr + row).to(tl.uint64), low, high, zero, zero)
-        uniform = (word >> 8).to(tl.float32) * 5.9604644775390625e-08
-        cumulative = tl.cumsum(masses, axis=0)
-        wanted = uniform * tl.max(cumulative, axis=0)
-        last_chunk = tl.max(tl.where(masses > 0, index, 0), axis=0)
-        chosen = tl.min(tl.where((cumulative > wanted) & (masses > 0), index, last_chunk), axis=0)
-        before = tl.sum(tl.where(index < chosen, masses, 0.0), axis=0)
-        kept = _kept_mass(row_ptr, chosen, vocab_size, largest, temperature, bound, min_p, CHUNK)
-        token = chosen * CHUNK + tl.arange(0, CHUNK)
-        cumulative_in = tl.cumsum(kept, axis=0)
-        last_token = tl.max(tl.where(kept > 0, token, 0), axis=0)
-        drawn = tl.min(tl.where((cumulative_in > wanted - before) & (kept > 0), token, last_token), axis=0)
-        tl.store(out_ptr + row, drawn.to(tl.int64))
+        present = index < num_chunks
+        scores = tl.load(sums_ptr + index * 4, present, float("-inf"), cache_modifier=".cg")
+        masses = tl.load(sums_ptr + index * 4 + 1, present, 0.0, cache_modifier=".cg")
+        ids = tl.load(ids_ptr + index, present, 0x7FFFFFFF, cache_modifier=".cg")
+        token = tl.min(tl.where(scores == tl.max(scores, axis=0), ids, 0x7FFFFFFF), axis=0)
+        # A row with NaN has no winner; it fails for its largest logit, but its token must be one of the vocabulary.
+        token = tl.where(token < vocab_size, token, best_id)
+        top_p = tl.load(top_p_ptr + row)
+        tl.store(out_ptr + row, token.to(tl.int64))
+        tl.store(wanted_ptr + row, tl.where(top_p < 1, top_p * tl.sum(masses, axis=0), float("inf")))
+        has_filter = (top_p < 1) | (tl.load(top_k_ptr + row) > 0)
+        tl.store(pending_ptr + row, (has_filter & (token != best_id)).to(tl.int32))
         tl.store(counters_ptr + row, 0)
 
 
 @triton.jit
-def _kept_mass(row_ptr, chunk, vocab_size, largest, temperature, bound, min_p, CHUNK: tl.constexpr):
-    """exp(-distance) of the chunk's tokens that every filter keeps, else 0: [CHUNK] float32."""
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = token < vocab_size
-    distance = distance_behind(tl.load(row_ptr + token, mask=inside, other=float("-inf")), largest, temperature)
-    mass = tl.exp(-distance)
-    keep = inside & (fixed_point_key(distance) <= bound) & (mass >= min_p)
-    return tl.where(keep, mass, 0.0)
+def next_draw_kernel(
+    logits_ptr,
+    best_ids_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    seeds_ptr,
+    positions_ptr,
+    chunk_sums_ptr,
+    chunk_ids_ptr,
+    counters_ptr,
+    out_ptr,
+    wanted_ptr,
+    pending_ptr,
+    logits_stride,
+    vocab_size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    COMPILED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Check the winner in `out`; where a filter drops it, the winner among the likelier tokens takes its place."""
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    wait_for_inputs(PDL)
+    if tl.load(pending_ptr + row) == 0:
+        return
+    row_ptr = logits_ptr + row * logits_stride
+    best_id = tl.load(best_ids_ptr + row).to(tl.int32)
+    largest = tl.load(row_ptr + best_id)
+    bound = tl.load(row_ptr + tl.load(out_ptr + row))
+    temperature = tl.load(temperature_ptr + row)
+    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+    first_token = chunk * CHUNK
+    above, distance = _likelier(row_ptr, first_token, vocab_size, largest, temperature, bound, CHUNK)
+    score, token = _winner(above, distance, seed, position, first_token, CHUNK, COMPILED)
+    sums_ptr = chunk_sums_ptr + row * num_chunks * 4
+    ids_ptr = chunk_ids_ptr + row * num_chunks
+    tl.store(sums_ptr + chunk * 4, score)
+    tl.store(sums_ptr + chunk * 4 + 1, tl.sum(tl.where(above, tl.exp(-distance), 0.0), axis=0))
+    tl.store(sums_ptr + chunk * 4 + 2, tl.sum(above.to(tl.float32), axis=0))
+    tl.store(ids_ptr + chunk, token)
+    tl.debug_barrier()
+    if tl.atomic_add(counters_ptr + row, 1) == num_chunks - 1:
+        index = tl.arange(0, BLOCK_C)
+        present = index < num_chunks
+        scores = tl.load(sums_ptr + index * 4, present, float("-inf"), cache_modifier=".cg")
+        mass = tl.sum(tl.load(sums_ptr + index * 4 + 1, present, 0.0, cache_modifier=".cg"), axis=0)
+        count = tl.sum(tl.load(sums_ptr + index * 4 + 2, present, 0.0, cache_modifier=".cg"), axis=0)
+        ids = tl.load(ids_ptr + index, present, 0x7FFFFFFF, cache_modifier=".cg")
+        token = tl.min(tl.where(scores == tl.max(scores, axis=0), ids, 0x7FFFFFFF), axis=0)
+        kept = _is_kept(mass, count, tl.load(wanted_ptr + row), tl.load(top_k_ptr + row)) | (token >= vocab_size)
+        if not kept:
+            tl.store(out_ptr + row, token.to(tl.int64))
+        # The likeliest token needs no check: every filter keeps it.
+        tl.store(pending_ptr + row, ((not kept) & (token != best_id)).to(tl.int32))
+        tl.store(counters_ptr + row, 0)
 
 
-def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 2 launches, 6 more for top-k, 5 for top-p."""
+@triton.jit
+def last_draws_kernel(
+    logits_ptr,
+    best_ids_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    seeds_ptr,
+    positions_ptr,
+    out_ptr,
+    wanted_ptr,
+    pending_ptr,
+    logits_stride,
+    vocab_size,
+    CHUNK: tl.constexpr,
+    COMPILED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The rounds that are left of the few rows still pending, one program a row."""
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    wait_for_inputs(PDL)
+    pending = tl.load(pending_ptr + row)
+    if pending == 0:
+        return
+    row_ptr = logits_ptr + row * logits_stride
+    best_id = tl.load(best_ids_ptr + row).to(tl.int32)
+    largest = tl.load(row_ptr + best_id)
+    temperature = tl.load(temperature_ptr + row)
+    wanted, top_k = tl.load(wanted_ptr + row), tl.load(top_k_ptr + row)
+    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+    winner = tl.load(out_ptr + row).to(tl.int32)
+    while pending != 0:
+        bound = tl.load(row_ptr + winner)
+        best_score = float("-inf")
+        next_winner = 0x7FFFFFFF
+        mass, count = 0.0, 0.0
+        for first_token in tl.range(0, vocab_size, CHUNK):
+            above, distance = _likelier(row_ptr, first_token, vocab_size, largest, temperature, bound, CHUNK)
+            mass += tl.sum(tl.where(above, tl.exp(-distance), 0.0), axis=0)
+            count += tl.sum(above.to(tl.float32), axis=0)
+            score, token = _winner(above, distance, seed, position, first_token, CHUNK, COMPILED)
+            if score > best_score:
+                best_score = score
+                next_winner = token
+        kept = _is_kept(mass, count, wanted, top_k) | (next_winner >= vocab_size)
+        if kept:
+            pending = 0
+        else:
+            winner = next_winner
+            pending = (next_winner != best_id).to(tl.int32)
+    tl.store(out_ptr + row, winner.to(tl.int64))
+
+
+def sample(logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    """`kernels.ops.sample`: logits [n, V] float32 → [n] int64. 1 launch, 4 more for filters, 6 for top-k with top-p."""
     num_rows, vocab_size = logits.shape
     device = logits.device
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
@@ -156,62 +261,77 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     grid = (num_rows, num_chunks)
     sizes = (logits.stride(0), vocab_size, num_chunks)
     counters = arrival_counters(device, num_rows)
-    best = torch.empty(num_rows, dtype=torch.float32, device=device)
-    best_id = torch.empty(num_rows, dtype=torch.int64, device=device)
-    bounds = torch.empty(2, num_rows, dtype=torch.int32, device=device)
-    prefix = torch.empty(num_rows, dtype=torch.int32, device=device)
-    remaining = torch.empty(num_rows, dtype=torch.float32, device=device)
-    sums = torch.empty(num_rows, num_chunks, 16, dtype=torch.float32, device=device)
+    wanted = torch.empty(num_rows, dtype=torch.float32, device=device)
+    pending = torch.empty(num_rows, dtype=torch.int32, device=device)
+    chunk_sums = torch.empty(num_rows, num_chunks, 4, dtype=torch.float32, device=device)
     chunk_ids = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
-    shape = {"CHUNK": CHUNK, "BLOCK_C": triton.next_power_of_2(num_chunks), "num_warps": 8, **dependent_launch(logits)}
-    row_maximum_kernel[grid](logits, sums, chunk_ids, counters, best, best_id, bounds[0], bounds[1], *sizes, **shape)
-    search_chunk = LONG_SEARCH_CHUNK if num_rows >= LONG_SEARCH_ROWS else CHUNK
-    search_chunks = triton.cdiv(vocab_size, search_chunk)
-    search_shape = shape | {"CHUNK": search_chunk, "BLOCK_C": triton.next_power_of_2(search_chunks)}
-    searches = (
-        (params.any_top_k, params.top_k, bounds[0], False, 0),
-        (params.any_top_p, params.top_p, bounds[1], True, DIGIT_BITS),
-    )
-    for used, target, bound, by_mass, last_shift in searches:
-        if not used:
-            continue
-        for shift in range(KEY_BITS - DIGIT_BITS, last_shift - 1, -DIGIT_BITS):
-            threshold_search_kernel[(num_rows, search_chunks)](
-                logits,
-                best,
-                params.temperature,
-                target,
-                bounds[0],
-                bound,
-                prefix,
-                remaining,
-                sums,
-                counters,
-                logits.stride(0),
-                vocab_size,
-                search_chunks,
-                SHIFT=shift,
-                FIRST=shift == KEY_BITS - DIGIT_BITS,
-                LAST=shift == last_shift,
-                BY_MASS=by_mass,
-                COMPILED=not triton.knobs.runtime.interpret,
-                BLOCK=SEARCH_BLOCK,
-                **search_shape,
-            )
-    draw_kernel[grid](
+    launch = {"COMPILED": not triton.knobs.runtime.interpret, **dependent_launch(logits)}
+    shape = {"CHUNK": CHUNK, "BLOCK_C": triton.next_power_of_2(num_chunks), "num_warps": 8, **launch}
+    has_both = params.any_top_k and params.any_top_p
+    k_bound = _top_k_bound(logits, best_ids, params, counters) if has_both else None
+    drawn_by = (params.seeds, params.positions)
+    state = (out, wanted, pending)
+    first_draw_kernel[grid](
         logits,
-        best,
-        best_id,
+        best_ids,
         params.temperature,
+        params.top_k,
+        params.top_p,
         params.min_p,
-        params.seeds,
-        params.positions,
-        bounds[0],
-        bounds[1],
-        sums,
+        *drawn_by,
+        k_bound,
+        chunk_sums,
+        chunk_ids,
         counters,
-        out,
+        *state,
         *sizes,
+        HAS_K_BOUND=has_both,
         **shape,
     )
+    if not (params.any_top_k or params.any_top_p):
+        return out
+    filters = (logits, best_ids, params.temperature, params.top_k)
+    for _ in range(WIDE_ROUNDS):
+        next_draw_kernel[grid](*filters, *drawn_by, chunk_sums, chunk_ids, counters, *state, *sizes, **shape)
+    last_draws_kernel[(num_rows,)](
+        *filters, *drawn_by, *state, logits.stride(0), vocab_size, CHUNK=CHUNK, num_warps=16, **launch
+    )
     return out
+
+
+def _top_k_bound(
+    logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors, counters: torch.Tensor
+) -> torch.Tensor:
+    """Key of the last token that top-k keeps [n] int32, of rows that have top-p too; KEEP_ALL of the others."""
+    num_rows, vocab_size = logits.shape
+    chunk = LONG_SEARCH_CHUNK if num_rows >= LONG_SEARCH_ROWS else CHUNK
+    num_chunks = triton.cdiv(vocab_size, chunk)
+    bound = torch.full((num_rows,), KEEP_ALL, dtype=torch.int32, device=logits.device)
+    prefix = torch.empty_like(bound)
+    remaining = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    sums = torch.empty(num_rows, num_chunks, 16, dtype=torch.float32, device=logits.device)
+    for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
+        top_k_search_kernel[(num_rows, num_chunks)](
+            logits,
+            best_ids,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            bound,
+            prefix,
+            remaining,
+            sums,
+            counters,
+            logits.stride(0),
+            vocab_size,
+            num_chunks,
+            SHIFT=shift,
+            FIRST=shift == KEY_BITS - DIGIT_BITS,
+            COMPILED=not triton.knobs.runtime.interpret,
+            CHUNK=chunk,
+            BLOCK=SEARCH_BLOCK,
+            BLOCK_C=triton.next_power_of_2(num_chunks),
+            num_warps=8,
+            **dependent_launch(logits),
+        )
+    return bound

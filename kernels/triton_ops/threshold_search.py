@@ -1,4 +1,4 @@
-"""One pass of the radix search for a sampling threshold (`kernels/triton_ops/sample.py`)."""
+"""The threshold of top-k: one digit a pass of a radix search over fixed-point distances (`sample.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import triton.language as tl
 from kernels.triton_ops.launch import start_next, wait_for_inputs
 
 # A key counts steps of 2^-19 behind the likeliest token, up to 32: e^-32 times a vocabulary is nothing. Tokens closer
-# than a step, 2e-6 of log-probability, count as equals; for top-p, whose threshold is a sum, 16 steps do.
+# than a step, 2e-6 of log-probability, count as equals.
+KEY_BITS, DIGIT_BITS = 24, 4
+KEEP_ALL = 0x7FFFFFFF
 KEY_SCALE = tl.constexpr(524288.0)
 LAST_KEY = tl.constexpr(0xFFFFFF)
 
@@ -41,12 +43,12 @@ def _at_most(digit, limit, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def threshold_search_kernel(
+def top_k_search_kernel(
     logits_ptr,
-    best_ptr,
+    best_ids_ptr,
     temperature_ptr,
-    target_ptr,
-    k_bound_ptr,
+    top_k_ptr,
+    top_p_ptr,
     bound_ptr,
     prefix_ptr,
     remaining_ptr,
@@ -57,29 +59,23 @@ def threshold_search_kernel(
     num_chunks,
     SHIFT: tl.constexpr,
     FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-    BY_MASS: tl.constexpr,
     COMPILED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One digit of the key of the last token kept. Rows whose filter is off, and greedy rows, leave at once."""
+    """Of rows with top-k and top-p: one digit of the key of the last token that top-k keeps."""
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
     temperature = tl.load(temperature_ptr + row)
-    target = tl.load(target_ptr + row).to(tl.float32)
-    if BY_MASS:
-        active = (temperature > 0) & (target < 1.0)
-    else:
-        active = (temperature > 0) & (target > 0)
-    if not active:
+    top_k = tl.load(top_k_ptr + row)
+    if (temperature <= 0) | (top_k <= 0) | (tl.load(top_p_ptr + row) >= 1):
         return
-    largest = tl.load(best_ptr + row)
-    k_bound = tl.load(k_bound_ptr + row)
+    row_ptr = logits_ptr + row * logits_stride
+    largest = tl.load(row_ptr + tl.load(best_ids_ptr + row))
     prefix = 0
     if not FIRST:
         prefix = tl.load(prefix_ptr + row)
@@ -88,15 +84,13 @@ def threshold_search_kernel(
     for start in tl.range(0, CHUNK, BLOCK, loop_unroll_factor=4):
         token = chunk * CHUNK + start + tl.arange(0, BLOCK)
         inside = token < vocab_size
-        logits = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=float("-inf"))
-        distance = distance_behind(logits, largest, temperature)
-        key = fixed_point_key(distance)
-        # The bits above this digit must equal those found so far.
-        counts = inside & (key <= k_bound)
+        logits = tl.load(row_ptr + token, mask=inside, other=float("-inf"))
+        key = fixed_point_key(distance_behind(logits, largest, temperature))
+        counts = inside
         if not FIRST:
+            # The bits above this digit must equal those found so far.
             counts = counts & ((key >> (SHIFT + 4)) == (prefix >> (SHIFT + 4)))
-        amount = tl.exp(-distance) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
-        amount = tl.where(counts, amount, 0.0)
+        amount = tl.where(counts, 1.0, 0.0)
         digit = ((key >> SHIFT) & 15).to(tl.float32)
         sums += _at_most(digit[None, :], digit_row, COMPILED) * amount[None, :]
     sums_ptr = chunk_sums_ptr + row * num_chunks * 16
@@ -111,9 +105,7 @@ def threshold_search_kernel(
         present = present & (digits > 0)[None, :]
         before = tl.sum(tl.load(chunk_sums - 1, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
         if FIRST:
-            remaining = target
-            if BY_MASS:
-                remaining = target * tl.max(reached, axis=0)
+            remaining = top_k.to(tl.float32)
         else:
             remaining = tl.load(remaining_ptr + row)
         # The first digit whose cumulative sum reaches what is left; rounding may leave none, then the last with any.
@@ -124,6 +116,5 @@ def threshold_search_kernel(
         tl.store(prefix_ptr + row, prefix)
         tl.store(remaining_ptr + row, remaining - tl.sum(tl.where(digits == chosen, before, 0.0), axis=0))
         tl.store(counters_ptr + row, 0)
-        if LAST:
-            # Everything in the bucket counts as equal to its last token.
-            tl.store(bound_ptr + row, prefix | ((1 << SHIFT) - 1))
+        if SHIFT == 0:
+            tl.store(bound_ptr + row, prefix)

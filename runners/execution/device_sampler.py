@@ -144,6 +144,7 @@ class DeviceSampler:
         if mode.is_drawn:
             chosen = ops.sample(
                 adjusted,
+                best,
                 ops.SamplingTensors(
                     temperature=floats[TEMPERATURE],
                     top_k=params[TOP_K],

@@ -158,9 +158,10 @@ class Sampler:
             any_min_p=bool((min_p > 0).any()),
         )
         if len(drawn_rows) == len(row_slots):
-            return ops.sample(logits, params)
+            return ops.sample(logits, best, params)
         rows = self._from_numpy(drawn_rows)
-        return best.index_copy(0, rows, ops.sample(logits.index_select(0, rows), params))
+        drawn = ops.sample(logits.index_select(0, rows), best.index_select(0, rows), params)
+        return best.index_copy(0, rows, drawn)
 
     def _count(self, row_slots: NDArray[np.int64], token_ids: list[int], failed_rows: list[int]) -> None:
         """Add the chosen tokens to the counts of the slots that need them."""

@@ -51,12 +51,21 @@ def test_rows_with_a_stride() -> None:
     assert torch.equal(ops.linear(wide.T[64:128].T, weight), ops.linear(wide[:, 64:128].contiguous(), weight))
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    weight = ops.pack_weight(random_weight("q4_1", 48, 576))
-    x = torch.randn(19, 576)
+@pytest.mark.parametrize("in_features", [512, 768])
+@pytest.mark.parametrize("format_name", [*SCALE_OFFSETS, "float32"])
+def test_a_row_does_not_depend_on_its_neighbours(format_name: str, in_features: int) -> None:
+    """Equal bits in passes of every size, on the way a prompt takes and on a decode step's."""
+    if format_name == "float32":
+        in_features += 5
+        weight: ops.LinearWeight = torch.randn(50, in_features)
+    else:
+        weight = ops.pack_weight(random_weight(format_name, 50, in_features))
+    x = torch.randn(150, in_features)
     together = ops.linear(x, weight)
-    alone = torch.cat([ops.linear(x[i : i + 1], weight) for i in range(19)])
-    assert torch.equal(together, alone)
+    for rows in (1, 2, 3, 7, 8, 17, 140):
+        assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
+    assert torch.equal(ops.linear(x[131:132], weight), together[131:132])
+    assert torch.equal(ops.logits(x[5:9], weight), ops.logits(x, weight)[5:9])
 
 
 def test_outliers_cost_only_their_own_block() -> None:

@@ -96,3 +96,47 @@ def test_many_heads_share_a_kv_head() -> None:
 def test_padding_rows_and_a_head_size_left_to_the_reference() -> None:
     torch.testing.assert_close(*run_both(CHUNKS, (2, 1, 24), padding_rows=5), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*run_both(CHUNKS, (2, 1, 32), padding_rows=5), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 40, 300])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("group", [1, 3, 13])
+def test_a_query_does_not_depend_on_how_it_is_computed(group: int, head_dim: int, window: int | None) -> None:
+    """A prompt of 600 tokens in one pass, in chunks, and token by token, alone and with neighbours: equal bits."""
+    length, kv_heads = 600, 2
+    pool = torch.randn(40, 1, 2, kv_heads, 16, head_dim).to(torch.bfloat16)
+    table = torch.randperm(40, dtype=torch.int32)[:38]
+    q = torch.randn(length, kv_heads * group, head_dim)
+
+    def attend(*parts: tuple[int, int]) -> torch.Tensor:
+        """Queries [start, end) of each part, in one call."""
+        lens = [end - start for start, end in parts]
+        return ops.paged_attention(
+            torch.cat([q[start:end] for start, end in parts]),
+            pool[:, 0, 0],
+            pool[:, 0, 1],
+            table.repeat(len(parts), 1),
+            torch.tensor([end for _, end in parts], dtype=torch.int32),
+            torch.tensor([0, *accumulate(lens)], dtype=torch.int32),
+            head_dim**-0.5,
+            window,
+            None,
+            max(lens),
+            max(end for _, end in parts),
+        )
+
+    whole = attend((0, length))
+    assert torch.equal(torch.cat([attend((0, 37)), attend((37, 300)), attend((300, length))]), whole)
+    positions = (0, 31, 32, 255, 256, 257, 511, 512, 599)
+    together = attend(*((position, position + 1) for position in positions), (37, 90), (500, 504))
+    threads = torch.get_num_threads()
+    for row, position in enumerate(positions):
+        assert torch.equal(together[row], whole[position])
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            try:
+                alone = attend((position, position + 1))
+            finally:
+                torch.set_num_threads(threads)
+            assert torch.equal(alone[0], whole[position])
+    assert torch.equal(together[len(positions) :], torch.cat([whole[37:90], whole[500:504]]))

@@ -61,7 +61,7 @@ def launch_all(shared_memory_is_large: bool) -> None:
     logits = empty(2, VOCAB, dtype=torch.float32)
     argmax.argmax(logits)
     floats, longs = torch.ones(2), torch.ones(2, dtype=torch.int64)
-    sample.sample(logits, SamplingTensors(floats, ids, floats, floats, longs, longs))
+    sample.sample(logits, longs, SamplingTensors(floats, ids, floats, floats, longs, longs))
     counts = torch.zeros(2, VOCAB, dtype=torch.int32)
     apply_penalties.apply_penalties(logits, counts, counts.bool(), longs, floats, floats, floats)
     add_logit_bias.add_logit_bias(logits, longs, longs, floats)
