@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from runners.kv_cache.block_pool import BlockPool
+from runners.kv_cache.kv_budget import KvBudget
 from runners.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
 from runners.kv_cache.sessions import BlockTable, Session, SessionStore
 
@@ -20,7 +21,8 @@ class CacheManager:
     """KV bookkeeping of one model. Knows tokens and blocks, not requests.
 
     `prefix_cache` false: nothing is shared between requests; sessions work all the same. `shared_by_keys` true:
-    requests of different API keys share too.
+    requests of different API keys share too. Several models may hold blocks under common `budgets`, each
+    of `block_bytes`; those of one geometry draw them from one list `free` (`runners.kv_cache.block_pool`).
     """
 
     def __init__(
@@ -32,13 +34,27 @@ class CacheManager:
         shared_by_keys: bool = False,
         session_ttl_s: float = 3600.0,
         quota_blocks: int | None = None,
+        free: list[int] | None = None,
+        budgets: Sequence[KvBudget] = (),
+        block_bytes: int = 1,
     ) -> None:
         self.block_tokens = block_tokens
-        self.pool = BlockPool(num_blocks, quota_blocks)
+        self.budgets = budgets
+        self.pool = BlockPool(num_blocks, quota_blocks, free=free, budgets=budgets, block_bytes=block_bytes)
         self.prefix = PrefixCache(self.pool)
         self.prefix_enabled = prefix_cache
         self.shared_by_keys = shared_by_keys
         self.sessions = SessionStore(session_ttl_s, self.release)
+        for budget in budgets:
+            budget.join(self)
+
+    def close(self) -> int:
+        """Give every block back that no request holds; returns how many are still out."""
+        self.sessions.clear()
+        self.prefix.evict(self.prefix.num_idle)
+        for budget in self.budgets:
+            budget.leave(self)
+        return self.pool.num_out
 
     # --- sizes ----------------------------------------------------------------------------------------------------
 
@@ -55,7 +71,20 @@ class CacheManager:
     @property
     def num_available(self) -> int:
         """Blocks that nobody who runs or waits depends on; negative while a lowered quota is exceeded."""
+        available = self.num_under_quota
+        for budget in self.budgets:
+            available = min(available, budget.num_available(self))
+        return available
+
+    @property
+    def num_under_quota(self) -> int:
+        """Blocks that the quota leaves, idle cached ones included."""
         return self.pool.quota_blocks - self.pool.num_out + self.prefix.num_idle
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that requests and sessions hold."""
+        return self.pool.num_out - self.prefix.num_idle
 
     def set_quota(self, quota_blocks: int) -> None:
         """Lower or raise the quota while running; idle cached blocks beyond it go at once."""
@@ -107,7 +136,7 @@ class CacheManager:
         needed = self.blocks_for(len(token_ids)) - len(hits)
         self.prefix.take(hits)  # first: what follows may evict, and may make blocks idle that are hits
         given_up = session.table.block_ids if session is not None else []
-        if not self._make_room(needed + headroom_blocks - self._num_gained(given_up), session):
+        if not self._make_room(needed + headroom_blocks - self._num_gained(given_up), session, is_new=True):
             self._release_blocks(hits)
             return None
         if session is not None and given_up:
@@ -122,7 +151,7 @@ class CacheManager:
         kept_blocks = self.blocks_for(num_kept)
         needed = self.blocks_for(len(token_ids)) - kept_blocks
         gained = self._num_gained(session.table.block_ids[kept_blocks:])
-        if not self._make_room(needed + headroom_blocks - gained, session):
+        if not self._make_room(needed + headroom_blocks - gained, session, is_new=True):
             return None
         table = self.sessions.take_table(session)
         self.trim(table, num_kept)
@@ -231,20 +260,27 @@ class CacheManager:
         """How many blocks become available when a table gives these up."""
         return sum(1 for block_id in block_ids if self.pool.references(block_id) == 1 + self.prefix.knows(block_id))
 
-    def _make_room(self, count: int, keep: Session | None) -> bool:
-        """Reclaim from sessions other than `keep` until `count` blocks are available; False when they never will be."""
-        missing = count - self.num_available
+    def _make_room(self, count: int, keep: Session | None, *, is_new: bool = False) -> bool:
+        """Reclaim from sessions other than `keep` until `count` blocks are available; False when they never will be.
+
+        `is_new`: for a request that starts; under a budget it stands behind those of other models that wait longer.
+        """
+        missing = count - self.num_under_quota
         if missing > self.sessions.num_pinned_blocks:
             return False
-        while self.num_available < count:
+        if not all(budget.could_hold(self, count, is_new=is_new) for budget in self.budgets):
+            return False
+        while self.num_under_quota < count:
             if not self.sessions.reclaim(keep):
                 return False
-        return True
+        return all(budget.make_room(self, count, keep, is_new=is_new) for budget in self.budgets)
 
     def _new_blocks(self, count: int) -> list[int]:
         """`count` blocks after `_make_room` has said yes."""
         if count > self.pool.num_free:
             self.prefix.evict(count - (self.pool.quota_blocks - self.pool.num_out))
+            for budget in self.budgets:
+                budget.take_back(self, count)
         block_ids = self.pool.allocate(count)
         assert block_ids is not None, "room was made for these blocks"
         return block_ids

@@ -3,7 +3,7 @@
     pool [num_blocks, num_layers, 2, num_kv_heads, block_tokens, head_dim]
 
 A block holds all layers, so one block id serves the whole model, one copy duplicates it, and models whose product of
-layers, heads and head size agree can share a pool.
+layers, heads and head size agree can share a pool: each sees the same blocks in its own shape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from runners.models.config import ModelConfig
 
 
 class DeviceCache:
-    """A pool and its layer views. `layers[i]` is (keys, values), each [num_blocks, Hk, block_tokens, D], strided."""
+    """A pool and its layer views. `layers[i]` is (keys, values), each [num_blocks, Hk, block_tokens, D], strided.
+
+    `storage` is a tensor of such a pool [num_blocks, …] that another model may use too; without one the pool is new.
+    ValueError when its blocks have another size.
+    """
 
     def __init__(
         self,
@@ -29,11 +33,14 @@ class DeviceCache:
         block_tokens: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        storage: torch.Tensor | None = None,
     ) -> None:
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_tokens, config.head_dim)
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks
-        self.pool = _zeros(shape, dtype, torch.device(device))
+        if storage is not None and (storage.dtype is not dtype or storage.numel() != math.prod(shape)):
+            raise ValueError(f"a pool of {tuple(storage.shape)} {storage.dtype} cannot hold {shape} {dtype}")
+        self.pool = _zeros(shape, dtype, torch.device(device)) if storage is None else storage.view(shape)
         self.layers = [(self.pool[:, layer, 0], self.pool[:, layer, 1]) for layer in range(config.num_layers)]
 
     @property

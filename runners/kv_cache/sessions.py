@@ -89,7 +89,7 @@ class SessionStore:
         if session is None:
             session = self._sessions[session_id] = Session(session_id, BlockTable(root), last_used=now)
         elif session.busy_request_id is not None:
-            raise ConflictError(f"session {session_id!r} is in use by another request", param="session_id")
+            raise ConflictError("The session is in use by another request.", param="session_id")
         elif session.table.root != root:
             raise ConflictError(
                 "The session was begun with another 'cache_salt': send that one, or begin a new session.",
@@ -176,6 +176,10 @@ class SessionStore:
                 return True
         return False
 
+    def reclaimable_since(self, keep: Session | None) -> float | None:
+        """When the session that `reclaim` would take was last used; None when there is none."""
+        return next((session.last_used for session in self._pinned.values() if session is not keep), None)
+
     def expire(self, now: float) -> None:
         """Drop the sessions that nobody has used for the time to live."""
         while self._idle:
@@ -189,10 +193,15 @@ class SessionStore:
         self.expire(now)
         session = self._sessions.get(session_id)
         if session is None:
-            raise NotFoundError(f"no session {session_id!r}", param="session_id")
+            raise NotFoundError("There is no such session.", param="session_id")
         if session.busy_request_id is not None:
-            raise ConflictError(f"session {session_id!r} is in use by a request", param="session_id")
+            raise ConflictError("The session is in use by a request.", param="session_id")
         self._forget(session)
+
+    def clear(self) -> None:
+        """Drop every session that no request has."""
+        for session in list(self._idle.values()):
+            self._forget(session)
 
     def _forget(self, session: Session) -> None:
         self._unpin(session)
@@ -217,7 +226,7 @@ class SessionStore:
         self.expire(now)
         session = self._sessions.get(session_id)
         if session is None:
-            raise NotFoundError(f"no session {session_id!r}", param="session_id")
+            raise NotFoundError("There is no such session.", param="session_id")
         return self._info(session)
 
     def _info(self, session: Session) -> SessionInfo:
