@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,13 @@ def device_of(arguments: argparse.Namespace) -> Device:
     return Device(CostModel.load(arguments.cost_model), arguments.kv_blocks)
 
 
+def check_folders(*files: Path | None) -> None:
+    """StartupError when a file could not be written after the work is done, for want of its folder."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise StartupError(f"{file}: there is no folder {file.parent}")
+
+
 def describe_costs(device: Device) -> str:
     """One line about where the step times come from."""
     model = device.cost_model
@@ -54,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         _run(arguments)
-    except (StartupError, ValueError) as error:
+    except (StartupError, ValueError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
     return 0
@@ -82,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
+    check_folders(arguments.plot)
     arrivals, what = _arrivals(arguments)
     window = _window(arguments.window)
     simulations = []
@@ -114,7 +123,7 @@ def _arrivals(arguments: argparse.Namespace) -> tuple[list[Arrival], str]:
         arrivals = burst(arguments.burst, prompt, output, arguments.seed)
         what = f"{len(arrivals)} requests at once, {lengths}"
     else:
-        if not arguments.poisson > 0:
+        if not 0 < arguments.poisson < math.inf:
             raise StartupError(f"--poisson {arguments.poisson}: a rate above zero is needed")
         arrivals = poisson(arguments.poisson, arguments.requests, prompt, output, arguments.seed)
         what = f"{len(arrivals)} requests, {arguments.poisson:g} a second, {lengths}"

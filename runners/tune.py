@@ -20,7 +20,7 @@ import yaml
 
 from configs.loader import load_profile, preset_names
 from runners.errors import StartupError
-from runners.simulate import add_device_arguments, describe_costs, device_of
+from runners.simulate import add_device_arguments, check_folders, describe_costs, device_of
 from runners.simulation.front import draw_front
 from runners.simulation.named_traces import NAMED_TRACES
 from runners.simulation.run import simulate
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         _run(arguments)
-    except (StartupError, ValueError) as error:
+    except (StartupError, ValueError, OSError) as error:
         print(f"tune: {error}", file=sys.stderr)
         return 2
     return 0
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
+    check_folders(arguments.output, arguments.plot)
     train, held_out = _halves(arguments.trace)
     if arguments.base not in preset_names():
         raise StartupError(f"--base {arguments.base}: there are {', '.join(preset_names())}")

@@ -179,6 +179,8 @@ def test_the_command_reads_a_trace_and_prints_json(tmp_path, capsys):
         (["--burst", "3", "--profile", "nonesuch"], "nonesuch"),
         (["--burst", "0"], "no request"),
         (["--poisson", "-1"], "rate"),
+        (["--poisson", "inf"], "rate"),
+        (["--burst", "3", "--plot", "/nowhere/x.png"], "no folder /nowhere"),
         (["--burst", "3", "--window", "5"], "--window"),
         (["--burst", "3", "--kv-blocks", "0"], "--kv-blocks"),
         (["--burst", "3", "--cost-model", "/nowhere.json"], "nowhere.json"),

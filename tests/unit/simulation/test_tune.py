@@ -153,7 +153,11 @@ def test_processes_change_nothing_but_the_time(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["--trace", "/nowhere.jsonl"], "nowhere"), (["--trace", "steady-short", "--base", "best"], "--base best")],
+    [
+        (["--trace", "/nowhere.jsonl"], "nowhere"),
+        (["--trace", "steady-short", "--base", "best"], "--base best"),
+        (["--trace", "steady-short", "--plot", "/nowhere/x.png"], "no folder /nowhere"),
+    ],
 )
 def test_a_fault_of_the_caller_is_one_line(arguments, reason, capsys, tmp_path: Path):
     assert main([*arguments, "--slo", "ttft_p99_ms=15", "--output", str(tmp_path / "x.yaml")]) == 2
