@@ -12,7 +12,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -26,6 +26,7 @@ from runners.api.errors import Headers, as_wavelane_error, error_body, error_hea
 from runners.api.interfaces import Engine
 from runners.api.protocol import RequestParser, unknown_fields_warning
 from runners.api.settings import ApiSettings
+from runners.engine_state import EnginePhase
 from runners.errors import (
     EngineUnavailableError,
     HeadersTooLargeError,
@@ -54,6 +55,7 @@ class ClientGoneError(Exception):
 class Exchange:
     """One HTTP request and its answer. `headers` are sent with the answer, whatever it becomes.
 
+    `is_last` says, when the answer begins, whether its connection should carry no other: the server is about to end.
     `caller` is the API key that the request came with, None where none is asked for. `status` is 0 until the answer
     begins. `facts` go into the request log: counts, times and names, never text.
     """
@@ -64,6 +66,7 @@ class Exchange:
     request_id: str
     headers: Headers = field(default_factory=list)
     body_timeout_s: float = 60.0
+    is_last: Callable[[], bool] = lambda: False
     caller: Caller | None = None
     status: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -109,10 +112,10 @@ class Exchange:
 
     async def start(self, status: int, headers: Headers) -> None:
         self.status = status
-        request_id = (b"x-request-id", self.request_id.encode())
-        await self.send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, *self.headers, request_id]}
-        )
+        own = [(b"x-request-id", self.request_id.encode())]
+        if self.is_last():
+            own.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers, *own]})
 
     async def reply(
         self,
@@ -218,7 +221,11 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         scope[ROUTE_KEY] = self.route
-        exchange = Exchange(scope, receive, send, _request_id(scope), body_timeout_s=self.settings.body_timeout_s)
+        exchange = Exchange(
+            *(scope, receive, send, _request_id(scope)),
+            body_timeout_s=self.settings.body_timeout_s,
+            is_last=self._is_draining,
+        )
         try:
             self._check_header_size(exchange)
             if self._state.tracer is not None:
@@ -241,6 +248,10 @@ class Endpoint(ABC):
         finally:
             if self.settings.request_log and not self.is_public:
                 log_request(exchange, time.monotonic() - started_at)
+
+    def _is_draining(self) -> bool:
+        engine: Engine | None = self._state.engine
+        return engine is not None and engine.state.phase == EnginePhase.DRAINING
 
     def _check_header_size(self, exchange: Exchange) -> None:
         num_bytes = sum(len(name) + len(value) for name, value in exchange.scope["headers"])

@@ -21,6 +21,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.faulty_messages import GARBAGE
 from tests.support.server import BentoServer, eventually
 from tests.support.tiny_tokenizers import write_byte_level
 
@@ -83,6 +84,9 @@ class Load:
         body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 50, "ignore_eos": True, "stream": streams}
         try:
             response = client.post(self._url, json=body)
+        except httpx.ConnectError:
+            time.sleep(0.05)
+            return "refused"
         except httpx.HTTPError as error:
             return f"broken: {type(error).__name__}"
         if response.status_code == 503:
@@ -145,16 +149,104 @@ def test_an_engine_struck_again_and_again(server: BentoServer, number: signal.Si
     assert_nothing_is_held(server)
 
 
+def told(fault: str, load: Load, seconds: float | None = None) -> None:
+    """For `pytest -s`."""
+    ready = "" if seconds is None else f"; ready after {seconds:.2f} s"
+    print(f"\n{fault}: clients saw {dict(load.seen)}{ready}")
+
+
+@pytest.fixture(params=["/dev/full", "tmpfs"])
+def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file on which every write fails with ENOSPC; one on a small file system fails only once that is full."""
+    if request.param != "tmpfs":
+        yield Path(request.param)
+        return
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("may not mount a tmpfs here")
+    try:
+        yield folder / "server.log"
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 @pytest.mark.slow
-def test_a_log_on_a_full_disk(tmp_path: Path) -> None:
-    """Every write of a log line fails with ENOSPC, in both processes; requests do not notice."""
-    with start(tmp_path, log_path=Path("/dev/full")) as server:
+def test_a_log_on_a_full_disk(tmp_path: Path, full_disk: Path) -> None:
+    """A write of a log line fails with ENOSPC, in both processes; requests do not notice."""
+    with start(tmp_path, log_path=full_disk) as server:
         server.wait_ready()
         with Load(server) as load:
-            strike(server, load, signal.SIGKILL)  # which has much to say
+            eventually(lambda: load.seen["good"] > 100)
+            seconds = strike(server, load, signal.SIGKILL)  # which has much to say
             good = load.seen["good"]
             eventually(lambda: load.seen["good"] >= good + CLIENTS)
+        with pytest.raises(OSError, match="No space left"), full_disk.open("ab", buffering=0) as log:
+            log.write(bytes(8192))
+        told(f"log on {full_disk.parent}, full, and an engine killed", load, seconds)
         assert set(load.seen) <= ALLOWED, load.seen
+        assert_nothing_is_held(server)
+
+
+@pytest.mark.slow
+def test_sigterm_under_load(tmp_path: Path) -> None:
+    """What runs ends whole, what comes is refused: with 503 while it drains, then at the door."""
+    with start(tmp_path, env={"WAVELANE_SIMULATED__STEP_US": "20000"}) as server:
+        server.wait_ready()
+        with Load(server) as load:
+            eventually(lambda: load.seen["good"] >= CLIENTS)
+            server.send(signal.SIGTERM)
+            eventually(lambda: load.seen["refused"] >= CLIENTS)
+            assert server.wait_exit() == 0
+        told("SIGTERM", load)
+        # BentoML's supervisor holds the listening socket too: who connects while only it does is reset when it ends.
+        broken = sum(count for how, count in load.seen.items() if how.startswith("broken"))
+        assert broken <= CLIENTS
+        assert {how for how in load.seen if not how.startswith("broken")} == {"good", "503", "refused"}
+        server.wait_gone(5)
+
+
+@pytest.mark.slow
+def test_sigkill_of_the_http_process_under_load(server: BentoServer) -> None:
+    """What it was answering breaks, once a client; what comes waits at the listening socket, which is its parent's."""
+    with Load(server) as load:
+        eventually(lambda: load.seen["good"] > 2 * CLIENTS)
+        worker_pid, engine_pid = server.worker_pid, server.engine_pid
+        assert worker_pid is not None
+        assert engine_pid is not None
+        os.kill(worker_pid, signal.SIGKILL)
+        started = time.monotonic()
+        eventually(lambda: server.status("/readyz") == 200, 60, 0.02)
+        seconds = time.monotonic() - started
+        good = load.seen["good"]
+        eventually(lambda: load.seen["good"] >= good + CLIENTS)
+    told("SIGKILL of the HTTP process", load, seconds)
+    broken = sum(count for how, count in load.seen.items() if how.startswith("broken"))
+    assert 0 < broken <= CLIENTS
+    assert {how for how in load.seen if not how.startswith("broken")} <= {"good", "503"}
+    assert not psutil.pid_exists(engine_pid)
+    assert_nothing_is_held(server)
+
+
+@pytest.mark.slow
+def test_corrupt_messages_under_load(tmp_path: Path) -> None:
+    """Dropped, logged and counted on either side; nobody else notices."""
+    with start(tmp_path, target="tests.support.faulty_service:Wavelane") as server:
+        server.wait_ready()
+        worker_pid, engine_pid = server.worker_pid, server.engine_pid
+        assert worker_pid is not None
+        with Load(server) as load:
+            for times in range(1, 11):
+                good = load.seen["good"]
+                os.kill(worker_pid, signal.SIGUSR1)
+                corrupt = times * len(GARBAGE)
+                eventually(lambda corrupt=corrupt: server.metric("wavelane_ipc_corrupt_messages_total") == corrupt)  # type: ignore[misc]
+                eventually(lambda good=good: load.seen["good"] >= good + CLIENTS)  # type: ignore[misc]
+            eventually(lambda: server.metric("wavelane_engine_ipc_corrupt_messages_total") == 10 * len(GARBAGE))
+        told(f"{10 * len(GARBAGE)} corrupt messages each way", load, 0.0)
+        assert set(load.seen) == {"good"}
+        assert server.engine_pid == engine_pid
         assert_nothing_is_held(server)
 
 
@@ -223,6 +315,7 @@ def test_a_wall_clock_that_jumps(tmp_path: Path) -> None:
                 eventually(lambda good=good: load.seen["good"] >= good + 2 * CLIENTS)  # type: ignore[misc]
                 time.sleep(2.5)  # beats and the watchdog's ticks
                 assert server.status("/readyz") == 200
+        told("wall clock a day ahead, a week back", load, 0.0)
         assert created[1] - created[0] > 80_000, "the clock did not jump"
         assert created[0] - created[2] > 600_000
         assert set(load.seen) == {"good"}
@@ -237,4 +330,5 @@ def test_nobody_else_can_speak_to_the_engine(server: BentoServer) -> None:
     named = [connection.laddr for connection in engine.net_connections(kind="unix") if connection.laddr]
     assert [name for name in named if "wavelane-" in name], "its own socket is not among them"
     assert [name for name in named if Path(name).exists()] == []
+    assert [name for name in named if name.startswith(("@", "\0"))] == [], "an abstract socket is anybody's"
     assert engine.net_connections(kind="inet") == []

@@ -70,6 +70,15 @@ def test_health_tells_phase_and_progress(client: TestClient, engine: ScriptedEng
     assert phase in refused.json()["error"]["message"]
 
 
+def test_a_server_that_drains_closes_each_connection_behind_its_answer(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    """Else a client's next request goes to a connection that is about to be closed."""
+    assert "connection" not in client.get("/v1/models").headers
+    engine.state = State("draining")
+    assert client.get("/v1/models").headers["connection"] == "close"
+
+
 def test_health_when_ready(client: TestClient) -> None:
     health = client.get("/health")
     assert (health.status_code, health.json()["status"], health.json()["models"]) == (200, "ok", ["tiny"])
