@@ -75,18 +75,20 @@ def qk_norm_rope_kv_split(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    num_keys: int,
     num_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`qk_norm_rope_kv_write` that returns q [num_rows, Hq, D] and K and V [num_rows, Hk, D] as well: what
-    `causal_attention` takes. num_rows ≥ T; rows past T are zeros."""
-    if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or num_rows < qkv.shape[0]:
+    `causal_attention` takes. num_keys ≤ T ≤ num_rows: rows of K and V from num_keys on, and of q from T on, are zeros,
+    so that tokens behind a prompt leave no trace in it."""
+    if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or not num_keys <= qkv.shape[0] <= num_rows:
         raise ShapeError(
             f"qk_norm_rope_kv_split: qkv {tuple(qkv.shape)}, {num_heads}/{num_kv_heads} heads of {head_dim}, "
             f"{num_rows} rows"
         )
     norms = (q_norm, k_norm, eps, cos_sin, position_ids)
     caches = (key_cache, value_cache, slot_mapping)
-    sizes = (num_heads, num_kv_heads, head_dim, num_rows)
+    sizes = (num_heads, num_kv_heads, head_dim, num_keys, num_rows)
     return run("qk_norm_rope_kv_split", qkv.device.type, qkv, *norms, *caches, *sizes)
 
 

@@ -22,9 +22,13 @@ def qk_norm_rope_kv_split(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    num_keys: int,
     num_rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """qkv [T, (Hq + 2 Hk) * D] → q [num_rows, Hq, D], k and v [num_rows, Hk, D]; rows from T on are zeros."""
+    """qkv [T, (Hq + 2 Hk) * D] → q [num_rows, Hq, D], k and v [num_rows, Hk, D].
+
+    Zeros: q from T on, k and v from num_keys on.
+    """
     sizes = (num_heads, num_kv_heads, head_dim)
     caches = (key_cache, value_cache, slot_mapping)
     q = qk_norm_rope_kv_write(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes)
@@ -32,8 +36,9 @@ def qk_norm_rope_kv_split(
     k, v = heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
-    padding = num_rows - qkv.shape[0]
+    k = rope(k, cos_sin, position_ids)
     q, k, v = (
-        torch.cat((part, part.new_zeros(padding, *part.shape[1:]))) for part in (q, rope(k, cos_sin, position_ids), v)
+        torch.cat((part, part.new_zeros(num_rows - len(part), *part.shape[1:])))
+        for part in (q, k[:num_keys], v[:num_keys])
     )
     return q, k, v

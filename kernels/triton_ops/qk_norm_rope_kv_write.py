@@ -11,7 +11,7 @@ from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inp
 HEADS_PER_PROGRAM = 16
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_keys"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def qk_norm_rope_kv_write_kernel(
     qkv_ptr,
     q_norm_ptr,
@@ -25,6 +25,7 @@ def qk_norm_rope_kv_write_kernel(
     k_out_ptr,
     v_out_ptr,
     num_tokens,
+    num_keys,
     eps,
     qkv_stride,
     cos_sin_stride,
@@ -91,13 +92,14 @@ def qk_norm_rope_kv_write_kernel(
     tl.store(q_out, low, mask=q_mask)
     tl.store(q_out + HALF, high, mask=q_mask)
     if DENSE:
-        is_key_row, is_value_row = mask & is_key[:, None], mask & is_value[:, None]
+        has_key = token < num_keys
+        dense_low, dense_high = tl.where(has_key, low, 0.0), tl.where(has_key, high, 0.0)
         k_out = k_out_ptr + (token * NUM_KV_HEADS + head[:, None] - NUM_HEADS) * HEAD_DIM + pair[None, :]
-        tl.store(k_out, low, mask=is_key_row)
-        tl.store(k_out + HALF, high, mask=is_key_row)
+        tl.store(k_out, dense_low, mask=mask & is_key[:, None])
+        tl.store(k_out + HALF, dense_high, mask=mask & is_key[:, None])
         v_out = v_out_ptr + (token * NUM_KV_HEADS + head[:, None] - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM + pair[None, :]
-        tl.store(v_out, low, mask=is_value_row)
-        tl.store(v_out + HALF, high, mask=is_value_row)
+        tl.store(v_out, dense_low, mask=mask & is_value[:, None])
+        tl.store(v_out + HALF, dense_high, mask=mask & is_value[:, None])
     slot = tl.load(slots_ptr + token, mask=is_token, other=-1)
     block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
     key_out = key_ptr + block * key_block_stride + (head - NUM_HEADS)[:, None] * key_head_stride
@@ -162,7 +164,8 @@ def qk_norm_rope_kv_write(
     """`kernels.ops.qk_norm_rope_kv_write`: one program for 16 heads of a token; returns q [T, Hq, D]."""
     caches = (key_cache, value_cache, slot_mapping)
     sizes = (num_heads, num_kv_heads, head_dim)
-    return _launch(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes, qkv.shape[0], dense=False)[0]
+    num_rows = (0, qkv.shape[0])
+    return _launch(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes, *num_rows, dense=False)[0]
 
 
 def qk_norm_rope_kv_split(
@@ -178,12 +181,13 @@ def qk_norm_rope_kv_split(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    num_keys: int,
     num_rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`kernels.ops.qk_norm_rope_kv_split`: q [num_rows, Hq, D], k and v [num_rows, Hk, D]."""
     caches = (key_cache, value_cache, slot_mapping)
     sizes = (num_heads, num_kv_heads, head_dim)
-    q, k, v = _launch(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes, num_rows, dense=True)
+    q, k, v = _launch(qkv, q_norm, k_norm, eps, cos_sin, position_ids, *caches, *sizes, num_keys, num_rows, dense=True)
     assert k is not None
     assert v is not None
     return q, k, v
@@ -202,6 +206,7 @@ def _launch(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    num_keys: int,
     num_rows: int,
     *,
     dense: bool,
@@ -226,6 +231,7 @@ def _launch(
             k_out,
             v_out,
             qkv.shape[0],
+            num_keys,
             eps,
             qkv.stride(0),
             cos_sin.stride(0),

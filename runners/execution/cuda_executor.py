@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from runners.execution.hidden_results import HiddenResults
 from runners.execution.packed_step import padding_words
 from runners.execution.plan_upload import PlanUpload
 from runners.execution.planned_step import PlannedStep, plan_step
-from runners.execution.step_graphs import StepGraphs
+from runners.execution.step_graphs import MAX_GRAPHS, StepGraphs
 from runners.execution.step_keys import (
     GREEDY,
     MAX_TOKENS_CAPTURED_AT_ONCE,
@@ -139,10 +139,10 @@ class CudaExecutor(Executor):
 
     def use_idle_time(self) -> bool:
         """Capture one more graph: of a step that has run once, else the next of `capture_later`."""
-        ran_once = [key for key in self._graphs.uncaptured() if isinstance(key, DecodeKey | PackedKey)]
+        ran_once = [key for key in self._graphs.uncaptured() if self._is_worth_a_graph(key)]
         if not ran_once and not self._capture_later:
             return False
-        key = ran_once[0] if ran_once else self._capture_later.popleft()
+        key: StepKey = ran_once[0] if ran_once else self._capture_later.popleft()  # type: ignore[assignment]
         try:
             self.warm_up([key])
         except torch.OutOfMemoryError as error:
@@ -153,6 +153,12 @@ class CudaExecutor(Executor):
             self._raise_if_lost(error)
             raise
         return True
+
+    def _is_worth_a_graph(self, key: Hashable) -> bool:
+        """A long pass's sizes may never come again: such graphs leave room for the others."""
+        if isinstance(key, PackedKey) and key.tokens > MAX_TOKENS_CAPTURED_AT_ONCE:
+            return self._graphs.num_graphs < MAX_GRAPHS // 2
+        return isinstance(key, DecodeKey | PackedKey)
 
     def capture_later(self, keys: Iterable[StepKey]) -> None:
         """Graphs to capture while idle, in this order."""

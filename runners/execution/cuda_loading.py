@@ -16,7 +16,7 @@ from runners.execution.step_graphs import CapturedSteps
 from runners.execution.step_keys import (
     MAX_GRAPH_TOKENS,
     MIN_WHOLE_PROMPT,
-    TILE_TOKENS,
+    WHOLE_PROMPT_STEP,
     DecodeKey,
     PackedKey,
     SampleMode,
@@ -77,7 +77,7 @@ def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[P
 
 def whole_prompts(max_context: int) -> list[PackedKey]:
     """One pass for each length of prompt that the vendor's attention makes a plan for, up to a mixed step's."""
-    lengths = range(MIN_WHOLE_PROMPT, min(MAX_GRAPH_TOKENS, max_context) + 1, TILE_TOKENS)
+    lengths = range(MIN_WHOLE_PROMPT, min(MAX_GRAPH_TOKENS, max_context) + 1, WHOLE_PROMPT_STEP)
     buckets = sorted({whole_prompt_bucket(length) for length in lengths})
     return [
         PackedKey(tokens, 0, 1, tokens, context_bucket(tokens, max_context), whole_prompt=tokens) for tokens in buckets

@@ -59,4 +59,4 @@ class HiddenResults:
 
 
 def _first_chunk_row(key: StepKey) -> int:
-    return key.width if isinstance(key, DecodeKey) else key.rows
+    return key.width if isinstance(key, DecodeKey) else key.first_token

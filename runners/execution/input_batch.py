@@ -21,7 +21,8 @@ class ForwardBatch:
     writes nothing); block_tables [B, max_blocks] int32; context_lens [B] int32, tokens including this step's;
     cu_seqlens_q [B + 1] int32, where each sequence's tokens start; logits_indices [n] int64, the packed rows whose
     logits are wanted, None for every row. `max_query_len` and `max_context_len` are the largest of the batch.
-    `whole_prompt_tokens`: where the only chunk is a prompt from its first position, its tokens rounded up; else 0.
+    `whole_prompt_tokens`: T rounded up where the only chunk is a prompt from its first position; else 0. Its tokens
+    come first then, and the decode rows last.
     """
 
     input_ids: torch.Tensor

@@ -3,8 +3,9 @@
     slot_mapping i64 [T] | logits_indices, table_slots, sample_slots i64 [B] each | token_ids [T] | position_ids [T] |
     context_lens [B] | cu_seqlens [B + 1]
 
-The token id of a decode row is -(slot + 1): only the device knows the slot's last token. Every sequence has a row of
-logits, its last token; one that samples nothing writes its choice to the padding slot.
+Decode rows come before the chunks, but after one whole prompt (`PackedKey.whole_prompt`), whose `cu_seqlens` then say
+nothing. The token id of a decode row is -(slot + 1): only the device knows the slot's last token. Every sequence has a
+row of logits, its last token; one that samples nothing writes its choice to the padding slot.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ def pack_step(
     _check_ids(chunks, lens, ids, vocab_size)
 
     num_rows, num_chunks, num_tokens = len(rows), len(chunks), len(ids)
-    R = key.rows
+    R, first_row, first_token = key.rows, key.first_row, key.first_token
     words[:] = padding_words(key, slots.padding_slot)
     slot_mapping, logits_indices, table_slots, sample_slots, token_ids, position_ids, context_lens, cu_seqlens = _parts(
         words, key
     )
-    token_ids[:num_rows] = -row_slots - 1
-    position_ids[:num_rows] = row_positions
-    slot_mapping[:num_rows] = _where(table.block_tables, row_slots, row_positions, block_tokens)
+    row_tokens = slice(first_row, first_row + num_rows)
+    token_ids[row_tokens] = -row_slots - 1
+    position_ids[row_tokens] = row_positions
+    slot_mapping[row_tokens] = _where(table.block_tables, row_slots, row_positions, block_tokens)
     context_lens[:num_rows] = row_positions + 1
     table_slots[:num_rows] = sample_slots[:num_rows] = row_slots
-    tokens, sequences = slice(R, R + num_tokens), slice(R, R + num_chunks)
+    tokens, sequences = slice(first_token, first_token + num_tokens), slice(R, R + num_chunks)
     ends = np.cumsum(lens)
     positions = np.arange(num_tokens) + np.repeat(starts - (ends - lens), lens)
     token_ids[tokens] = ids
@@ -67,19 +69,19 @@ def pack_step(
     table_slots[sequences] = chunk_slots
     samples = np.array([chunk.samples for chunk in chunks])
     sample_slots[sequences][samples] = chunk_slots[samples]
-    logits_indices[sequences] = R + ends - 1
+    logits_indices[sequences] = first_token + ends - 1
     cu_seqlens[R + 1 : R + 1 + num_chunks] = R + ends
     cu_seqlens[R + 1 + num_chunks :] = R + num_tokens
 
 
 def padding_words(key: PackedKey, padding_slot: int) -> NDArray[np.int32]:
     """The words of a pass whose rows, chunks and tokens are all padding."""
-    words, R = np.zeros(num_packed_words(key), dtype=np.int32), key.rows
+    words, R, first_row = np.zeros(num_packed_words(key), dtype=np.int32), key.rows, key.first_row
     slot_mapping, logits_indices, table_slots, sample_slots, token_ids, _, context_lens, cu_seqlens = _parts(words, key)
     slot_mapping[:] = -1
-    logits_indices[:R] = np.arange(R)
+    logits_indices[:R] = np.arange(first_row, first_row + R)
     table_slots[:] = sample_slots[:] = padding_slot
-    token_ids[:R] = -padding_slot - 1
+    token_ids[first_row : first_row + R] = -padding_slot - 1
     context_lens[:R] = 1  # a row must attend to something: to one token of any block
     cu_seqlens[:] = np.minimum(np.arange(key.sequences + 1), R)
     return words
@@ -101,11 +103,12 @@ def unpack_step(
     slot_mapping, logits_indices, table_slots, sample_slots = torch.split(wide, [T, B, B, B])
     narrow = words[2 * T + 6 * B : 4 * T + 8 * B + 1]
     token_ids, position_ids, context_lens, cu_seqlens = torch.split(narrow, [T, T, B, B + 1])
+    input_ids = token_ids
     if key.rows:
-        last_tokens = slots.last_tokens.index_select(0, -token_ids[: key.rows] - 1)
-        input_ids = torch.cat((last_tokens, token_ids[key.rows :]))
-    else:
-        input_ids = token_ids
+        before, of_rows, after = torch.split(
+            token_ids, [key.first_row, key.rows, key.tokens - key.first_row - key.rows]
+        )
+        input_ids = torch.cat((before, slots.last_tokens.index_select(0, -of_rows - 1), after))
     table_width = min(slots.table_columns, padded_table_width(key.max_context, block_tokens))
     batch = ForwardBatch(
         input_ids=input_ids,

@@ -16,8 +16,9 @@ MAX_GRAPH_TOKENS = 2304
 # A longer pass is captured only while the engine is idle: it hides its own launch, but not the 20 ms of a capture.
 MAX_TOKENS_CAPTURED_AT_ONCE = 1024
 DECODE_ROWS_STEP = 8
-# The library's products work in tiles of so many rows.
-TILE_TOKENS = 128
+# Padding of a long pass costs its share of the step: 2,176 tokens in place of 2,057 took 13 % longer.
+LONG_PASS_STEP = 16
+WHOLE_PROMPT_STEP = 128
 # Shorter prompts gain nothing from attention over dense keys.
 MIN_WHOLE_PROMPT = 512
 
@@ -54,7 +55,7 @@ class PackedKey:
     """A packed pass: `rows` decode rows, then `sequences - rows` chunks; `tokens` in all.
 
     `max_query` is the longest chunk, `max_context` the longest context; `samples` says whether logits are wanted.
-    `whole_prompt`: the only chunk is a long prompt from its first position, of so many tokens at most; else 0.
+    `whole_prompt`: the only chunk is a long prompt from its first position; `tokens` rounded up for it. Else 0.
     """
 
     tokens: int
@@ -65,6 +66,16 @@ class PackedKey:
     mode: SampleMode = GREEDY
     samples: bool = True
     whole_prompt: int = 0
+
+    @property
+    def first_row(self) -> int:
+        """Where the decode rows stand: in front, but behind a whole prompt."""
+        return self.tokens - self.rows if self.whole_prompt else 0
+
+    @property
+    def first_token(self) -> int:
+        """Where the chunks begin."""
+        return 0 if self.whole_prompt else self.rows
 
 
 StepKey = DecodeKey | PackedKey
@@ -92,9 +103,9 @@ def token_bucket(num_tokens: int) -> int:
 
 
 def whole_prompt_bucket(num_tokens: int) -> int:
-    """Tokens of a prompt that takes `ops.causal_attention`, 0 for a short one: steps of 128, from 2048 of 512. The
-    vendor's library makes a plan for each."""
-    step = TILE_TOKENS if num_tokens <= 2048 else 4 * TILE_TOKENS
+    """What `ops.causal_attention` is given for a pass of so many tokens, 0 for a short one: steps of 128, beyond mixed
+    steps of 512. The vendor's library makes a plan for each."""
+    step = WHOLE_PROMPT_STEP if num_tokens <= MAX_GRAPH_TOKENS else 4 * WHOLE_PROMPT_STEP
     rounded = -(-num_tokens // step) * step
     return rounded if rounded >= MIN_WHOLE_PROMPT else 0
 
@@ -114,18 +125,18 @@ def packed_key(
     `is_whole_prompt`: its only chunk starts at its sequence's first position, and such chunks are to be told apart.
     """
     num_tokens, longest = sum(chunk_lens), max(chunk_lens)
+    num_sequences = num_rows + len(chunk_lens)
+    tokens, rows, in_buckets = num_rows + num_tokens, num_rows, num_rows + num_tokens <= MAX_GRAPH_TOKENS
+    if in_buckets:
+        rows = -(-num_rows // DECODE_ROWS_STEP) * DECODE_ROWS_STEP
+        tokens = rows + token_bucket(num_tokens)
+        if tokens > MAX_TOKENS_CAPTURED_AT_ONCE:
+            tokens = -(-(rows + num_tokens) // LONG_PASS_STEP) * LONG_PASS_STEP
+        num_sequences = rows + next_power_of_two(len(chunk_lens))
+        longest = max(16, next_power_of_two(longest))
+    whole_prompt = whole_prompt_bucket(tokens) if is_whole_prompt else 0
     context = context_bucket(max_context, limit)
-    whole_prompt = whole_prompt_bucket(num_tokens) if is_whole_prompt else 0
-    common = (context, mode, samples, whole_prompt)
-    if num_rows + num_tokens > MAX_GRAPH_TOKENS:
-        return PackedKey(num_rows + num_tokens, num_rows, num_rows + len(chunk_lens), longest, *common), False
-    rows = -(-num_rows // DECODE_ROWS_STEP) * DECODE_ROWS_STEP
-    tokens = rows + token_bucket(num_tokens)
-    if tokens > MAX_TOKENS_CAPTURED_AT_ONCE:
-        # Rows and prompts together fill whole tiles: rows beside a full bucket of prompts would open another one.
-        tokens = -(-(rows + num_tokens) // TILE_TOKENS) * TILE_TOKENS
-    sequences = rows + next_power_of_two(len(chunk_lens))
-    return PackedKey(tokens, rows, sequences, max(16, next_power_of_two(longest)), *common), True
+    return PackedKey(tokens, rows, num_sequences, longest, context, mode, samples, whole_prompt), in_buckets
 
 
 def next_power_of_two(number: int) -> int:

@@ -160,54 +160,61 @@ class FusedForward:
         sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
         if not (batch.whole_prompt_tokens and self.tells_whole_prompts):
             q = ops.qk_norm_rope_kv_write(qkv, *norms, *caches, *sizes)
-            return self._mixed_attention(q, None, layer, batch, key_cache, value_cache)
-        start, end = batch.num_decode_rows, batch.num_decode_rows + batch.whole_prompt_tokens
-        q, k, v = ops.qk_norm_rope_kv_split(qkv, *norms, *caches, *sizes, max(end, qkv.shape[0]))
-        prompt = ops.causal_attention(q[start:end], k[start:end], v[start:end], config.query_scale)
-        return self._mixed_attention(q[: qkv.shape[0]], prompt, layer, batch, key_cache, value_cache)
+            return self._mixed_attention(q, layer, batch, key_cache, value_cache)
+        num_tokens, first_row = qkv.shape[0], qkv.shape[0] - batch.num_decode_rows
+        padded = batch.whole_prompt_tokens
+        # The rows at the end see nothing of the prompt and it nothing of them: their keys and values are zeros here.
+        q, k, v = ops.qk_norm_rope_kv_split(qkv, *norms, *caches, *sizes, first_row, padded)
+        attended = ops.causal_attention(q, k, v, config.query_scale)[:num_tokens]
+        if first_row < num_tokens:
+            rows = slice(batch.num_decode_rows)
+            cu_seqlens = batch.cu_seqlens_q[: batch.num_decode_rows + 1]
+            queries = q[first_row:num_tokens]
+            attended[first_row:] = self._paged(queries, rows, cu_seqlens, 1, layer, batch, key_cache, value_cache)
+        return attended
 
     def _mixed_attention(
         self,
         q: torch.Tensor,
-        prompt: torch.Tensor | None,
         layer: DecoderLayer,
         batch: ForwardBatch,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """Decode rows and chunks in a launch each: one query over a long context wants its context split.
-
-        `prompt`: the attention of the only chunk, padded, where it has been computed already.
-        """
-        config, rows = self._decoder.config, batch.num_decode_rows
-
-        def attend(
-            queries: torch.Tensor, sequences: slice, cu_seqlens_q: torch.Tensor, max_query_len: int
-        ) -> torch.Tensor:
-            return ops.paged_attention(
-                queries,
-                key_cache,
-                value_cache,
-                batch.block_tables[sequences],
-                batch.context_lens[sequences],
-                cu_seqlens_q,
-                config.query_scale,
-                layer.sliding_window,
-                config.attention_soft_cap,
-                max_query_len,
-                batch.max_context_len,
-            )
-
-        if prompt is None:
-            mixed = attend(q, slice(rows, None), batch.cu_seqlens_q[rows:], batch.max_query_len)
-        elif rows or len(prompt) != len(q):
-            mixed = torch.empty_like(q)
-            mixed[rows : rows + len(prompt)] = prompt[: len(q) - rows]
-        else:
-            mixed = prompt
+        """Decode rows and chunks in a launch each: one query over a long context wants its context split."""
+        rows, cu_seqlens = batch.num_decode_rows, batch.cu_seqlens_q
+        caches = (key_cache, value_cache)
+        mixed = self._paged(q, slice(rows, None), cu_seqlens[rows:], batch.max_query_len, layer, batch, *caches)
         if rows:
-            mixed[:rows] = attend(q[:rows], slice(rows), batch.cu_seqlens_q[: rows + 1], 1)
+            mixed[:rows] = self._paged(q[:rows], slice(rows), cu_seqlens[: rows + 1], 1, layer, batch, *caches)
         return mixed
+
+    def _paged(
+        self,
+        queries: torch.Tensor,
+        sequences: slice,
+        cu_seqlens_q: torch.Tensor,
+        max_query_len: int,
+        layer: DecoderLayer,
+        batch: ForwardBatch,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of some of the batch's sequences over their pages."""
+        config = self._decoder.config
+        return ops.paged_attention(
+            queries,
+            key_cache,
+            value_cache,
+            batch.block_tables[sequences],
+            batch.context_lens[sequences],
+            cu_seqlens_q,
+            config.query_scale,
+            layer.sliding_window,
+            config.attention_soft_cap,
+            max_query_len,
+            batch.max_context_len,
+        )
 
 
 def _has_rows_only(batch: ForwardBatch) -> bool:

@@ -24,7 +24,7 @@ def test_equals_paged_attention_from_the_first_position(heads):
     positions = torch.arange(length, dtype=torch.int32)
     norms = (torch.randn(head_dim), torch.randn(head_dim), 1e-6, cos_sin, positions)
     q, k, v = ops.qk_norm_rope_kv_split(
-        qkv, *norms, *caches, context.slots([length]), num_heads, num_kv_heads, head_dim, padded
+        qkv, *norms, *caches, context.slots([length]), num_heads, num_kv_heads, head_dim, length, padded
     )
     assert q.shape == (padded, num_heads, head_dim)
     assert k.shape == v.shape == (padded, num_kv_heads, head_dim)
@@ -40,7 +40,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ops.ShapeError, match="causal_attention"):
         ops.causal_attention(q, k, k, 1.0)
     with pytest.raises(ops.ShapeError, match="3 rows"):
-        ops.qk_norm_rope_kv_split(torch.zeros(4, 24), None, None, 0.0, k, k, k, k, k, 1, 1, 8, 3)
+        ops.qk_norm_rope_kv_split(torch.zeros(4, 24), None, None, 0.0, k, k, k, k, k, 1, 1, 8, 2, 3)
 
 
 def test_a_cpu_keeps_to_paged_attention():

@@ -188,13 +188,16 @@ def test_qk_norm_rope_kv_split(triton_device, heads, normed):
         for seed in (4, 5)
     ]
     rotation = (*norms, 1e-6, cos_sin_table(head_dim, triton_device), positions)
-    sizes = (slots, num_heads, num_kv_heads, head_dim, 8)
+    sizes = (slots, num_heads, num_kv_heads, head_dim, 3, 8)
     expected_caches = context.key_cache.clone(), context.value_cache.clone()
     expected = reference.qk_norm_rope_kv_split(qkv, *rotation, *expected_caches, *sizes)
     actual = qk_norm_rope_kv_split(qkv, *rotation, context.key_cache, context.value_cache, *sizes)
     for part, expected_part in zip(actual, expected, strict=True):
         assert relative_error(part, expected_part) < tolerance(HALF_DTYPE)
+        assert part[:3].any()
         assert not part[5:].any()
+    assert not actual[1][3:].any()
+    assert not actual[2][3:].any()
     for cache, expected_cache in zip((context.key_cache, context.value_cache), expected_caches, strict=True):
         assert torch.equal(cache.isnan(), expected_cache.isnan())
         assert relative_error(cache.nan_to_num(), expected_cache.nan_to_num()) < tolerance(HALF_DTYPE)

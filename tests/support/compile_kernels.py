@@ -76,7 +76,7 @@ def launch_attention(head_dim: int, shared_memory_is_large: bool) -> None:
     """Decode with and without rotation, prefill, with and without window, and the rotation kernel."""
     from kernels.triton_ops.decode_attention import Rotation, decode_attention
     from kernels.triton_ops.prefill_attention import prefill_attention, tile_shape
-    from kernels.triton_ops.qk_norm_rope_kv_write import qk_norm_rope_kv_write
+    from kernels.triton_ops.qk_norm_rope_kv_write import qk_norm_rope_kv_split, qk_norm_rope_kv_write
 
     pool = torch.empty(4, 2, 2, KV_HEADS, 16, head_dim, dtype=torch.bfloat16)
     caches = (pool[:, 0, 0], pool[:, 0, 1], torch.zeros(2, 8, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
@@ -89,6 +89,9 @@ def launch_attention(head_dim: int, shared_memory_is_large: bool) -> None:
     norm = torch.empty(head_dim)
     qk_norm_rope_kv_write(
         qkv, norm, norm, 1e-5, table, positions, caches[0], caches[1], slots, HEADS, KV_HEADS, head_dim
+    )
+    qk_norm_rope_kv_split(
+        qkv, None, None, 1e-5, table, positions, caches[0], caches[1], slots, HEADS, KV_HEADS, head_dim, 2, 128
     )
     rotation = Rotation(None, None, 1e-5, table, positions, slots)
     for context in (128, 4096):

@@ -291,7 +291,7 @@ def test_whole_prompts_by_dense_attention_give_the_same_ids(rows: int, monkeypat
             stepper.step(decode=["a", "b", "c", "d", *others])
         generated.append({name: request.generated for name, request in stepper.requests.items()})
     assert generated[0] == generated[1]
-    assert dense_calls == [640] * 3 + [1408] * 3 + [512] * 3
+    assert dense_calls == [768 if rows else 640] * 3 + [1408] * 3 + [512 if rows == 0 else 640] * 3
 
 
 def test_warming_up_with_padding_changes_nothing(decoder: Decoder) -> None:
@@ -322,19 +322,22 @@ def test_buckets_hold_what_they_are_for() -> None:
         assert len({token_bucket(number), token_bucket(token_bucket(number))}) == 1
 
 
-def test_long_passes_fill_whole_tiles_and_tell_whole_prompts() -> None:
-    def key(rows: int, *lens: int, whole: bool = False) -> tuple[PackedKey, bool]:
+def test_long_passes_are_hardly_padded_and_tell_whole_prompts() -> None:
+    def key(rows: int, *lens: int, whole: bool = True) -> tuple[PackedKey, bool]:
         return packed_key(rows, list(lens), 2100, 8192, is_whole_prompt=whole)
 
     for rows in (0, 1, 8, 40, 48, 49, 64):
         packed, in_buckets = key(rows, 2000)
         assert in_buckets
         assert packed.rows == -(-rows // 8) * 8
-        assert packed.tokens == (2048 if rows <= 48 else 2176)
+        assert 0 <= packed.tokens - packed.rows - 2000 < 16
+        assert packed.whole_prompt == (2048 if rows <= 48 else 2176)
+        assert (packed.first_token, packed.first_row) == (0, packed.tokens - packed.rows)
     assert key(3, 128, 128)[0].tokens == 8 + 256
     assert not key(300, 2048)[1]
-    assert [key(8, length, whole=True)[0].whole_prompt for length in (100, 385, 2000, 2049)] == [0, 512, 2048, 2560]
-    assert key(8, 2000)[0].whole_prompt == 0
+    assert [key(8, length)[0].whole_prompt for length in (100, 385, 1985, 8000)] == [0, 512, 2048, 8192]
+    beside_others = key(8, 2000, whole=False)[0]
+    assert (beside_others.whole_prompt, beside_others.first_token, beside_others.first_row) == (0, 8, 0)
 
 
 def test_workspace_grows_with_the_longest_pass() -> None:
