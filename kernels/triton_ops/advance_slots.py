@@ -9,7 +9,10 @@ import triton.language as tl
 from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
-@triton.jit
+@triton.jit(
+    # They lie wherever the packed step puts them: a kernel for each alignment would be compiled while requests wait.
+    do_not_specialize_on_alignment=["slot_ids_ptr", "context_lens_ptr", "last_tokens_ptr", "positions_ptr", "out_ptr"]
+)
 def advance_slots_kernel(
     token_ids_ptr,
     best_ids_ptr,

@@ -32,7 +32,11 @@ from kernels.triton_ops.launch import (
 MAX_SPLITS = 64
 
 
-@triton.jit(do_not_specialize=["num_splits", "window"])
+@triton.jit(
+    do_not_specialize=["num_splits", "window"],
+    # They lie wherever the packed step puts them: a kernel for each alignment would be compiled while requests wait.
+    do_not_specialize_on_alignment=["context_lens_ptr", "positions_ptr", "slots_ptr"],
+)
 def decode_attention_kernel(
     q_ptr,
     key_ptr,

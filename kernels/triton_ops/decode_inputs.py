@@ -9,7 +9,7 @@ import triton.language as tl
 from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
 def decode_inputs_kernel(
     rows_ptr,
     last_tokens_ptr,

@@ -9,7 +9,7 @@ import triton.language as tl
 from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids_ptr"])
 def embedding_kernel(
     ids_ptr, weight_ptr, out_ptr, weight_stride, hidden_size, scale, BLOCK_H: tl.constexpr, PDL: tl.constexpr
 ):

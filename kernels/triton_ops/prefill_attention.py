@@ -85,7 +85,11 @@ def _attend_blocks(
     return maximum, total, values
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(
+    do_not_specialize=["window"],
+    # They lie wherever the packed step puts them: a kernel for each alignment would be compiled while requests wait.
+    do_not_specialize_on_alignment=["context_lens_ptr", "cu_seqlens_ptr"],
+)
 def prefill_attention_kernel(
     q_ptr,
     key_ptr,

@@ -16,6 +16,7 @@ from runners.models.decoder import Decoder
 from runners.scheduling.scheduler_output import PlanKind
 from tests.support.cuda_stepping import CudaStepper
 from tests.support.memory_checkpoint import random_checkpoint, small_config
+from tests.support.paged import paged_context
 from tests.support.stepping import Stepper
 from tests.support.tiny_models import FAMILIES, tiny_model
 from tests.unit.execution.test_cuda_executor import decode_plan, make_requests, run_ahead
@@ -208,3 +209,25 @@ def test_memory_that_runs_out_fails_one_launch(decoder: Decoder) -> None:
     stepper.executor.launch(plan)
     stepper.commit(plan, stepper.executor.collect())
     assert len(stepper.requests["a"].generated) == 2
+
+
+def test_where_inputs_lie_calls_for_no_other_kernel() -> None:
+    """A packed step's fields follow one another without gaps, so they begin at any multiple of four bytes."""
+    from kernels.triton_ops.prefill_attention import prefill_attention, prefill_attention_kernel
+
+    def num_compiled() -> int:
+        return sum(len(caches[0]) for caches in prefill_attention_kernel.device_caches.values())
+
+    paged = paged_context([40, 50], 2, 64, torch.bfloat16, torch.device("cuda"))
+    q = torch.randn(10, 4, 64, dtype=torch.bfloat16, device="cuda")
+    words = torch.zeros(64, dtype=torch.int32, device="cuda")
+    compiled = []
+    for offset in range(4):
+        context_lens, cu_seqlens = words[offset : offset + 2], words[32 + 3 * offset : 35 + 3 * offset]
+        context_lens.copy_(paged.context_lens)
+        cu_seqlens.copy_(torch.tensor([0, 4, 10]))
+        caches = (paged.key_cache, paged.value_cache, paged.block_tables)
+        out = prefill_attention(q, *caches, context_lens, cu_seqlens, 0.125, None, None, 6)
+        assert torch.isfinite(out).all()
+        compiled.append(num_compiled())
+    assert compiled == [compiled[0]] * 4
