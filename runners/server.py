@@ -64,11 +64,12 @@ class Server:
         die_with_parent()
         self.supervisor.on_failed = end_supervisor
         if self._settings.page:
-            self._start_feed()
+            self.start_feed()
         self.supervisor.start()
         DrainSignals(self.supervisor.drain).install()
 
-    def _start_feed(self) -> None:
+    def start_feed(self) -> None:
+        """Sample the page's curves from now on, and let readers come."""
         feed = self.app.state.feed = Feed(self.client, self._resolved, self._settings.version)
         self._feed_task = asyncio.get_running_loop().create_task(feed.run(), name="page-feed")
 

@@ -33,6 +33,8 @@ def test_what_is_in_it(bento: Path) -> None:
     inside = {path.relative_to(bento / "src").as_posix() for path in (bento / "src").rglob("*") if path.is_file()}
     for name in ("service.py", "runners/engine_core.py", "configs/profiles/cpu.yaml", "kernels/ops.py", "LICENSE"):
         assert name in inside
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "runners/api/page_files").iterdir()}
+    assert page <= inside
     assert not [name for name in inside if name.startswith(("tests/", "benchmarks/", ".")) or "__pycache__" in name]
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels").rglob("*.c*") if path.is_file()}
     assert {name for name in sources if name.endswith((".c", ".cpp", ".cu"))} <= inside

@@ -38,6 +38,7 @@ def engine_server(source: str, **sections: Any) -> Iterator[str]:
         nonlocal stop
         stop = asyncio.Event()
         parts = Parts(ResolvedProfile(profile, "test", {}), "test")
+        parts.start_feed()
         parts.supervisor.start()
         config = uvicorn.Config(parts.app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
         server = uvicorn.Server(config)

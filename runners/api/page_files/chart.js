@@ -83,7 +83,7 @@ export class Chart {
       context.textAlign = "right";
       context.fillText(label(value), LEFT - 7, y(value));
     }
-    for (let minutes = 0; minutes <= 5; minutes += 1) {
+    for (const minutes of width > 420 ? [0, 1, 2, 3, 4, 5] : [0, 2, 4]) {
       const at = LEFT + (1 - minutes / 5) * (width - LEFT - 4);
       context.fillStyle = colour("faint");
       context.textAlign = minutes === 0 ? "right" : minutes === 5 ? "left" : "center";

@@ -54,7 +54,7 @@ export class EngineView {
     this.makeSlots(this.model?.slots ?? 0);
     const model = this.model;
     setText(document.getElementById("kv-size"),
-      model ? `${bytes(model.kv_bytes)}: ${count(model.total_blocks)} blocks of ${model.block_tokens} tokens` : "");
+      model ? `${model.kv_bytes ? `${bytes(model.kv_bytes)}: ` : ""}${count(model.total_blocks)} blocks of ${model.block_tokens} tokens` : "");
     this.showStats(opening.stats);
     this.showSlots([]);
     if (this.points.length) this.showPoint(this.points.at(-1));

@@ -13,7 +13,7 @@ export function count(value) {
 // Three significant digits, more or less: 4.82, 48.2, 482.
 export function measure(value) {
   if (value === null || value === undefined) return NOTHING;
-  if (value >= 100) return whole.format(value);
+  if (value === 0 || value >= 100) return whole.format(value);
   return value >= 10 ? one.format(value) : two.format(value);
 }
 

@@ -92,7 +92,7 @@ export class Timeline {
     const { context, width, height } = fitCanvas(this.canvas);
     const x = (time) => LEFT + ((time - low) / (high - low)) * (width - LEFT);
     const bottom = height - AXIS;
-    this.drawFrame(context, width, bottom);
+    this.drawFrame(context, width, bottom, steps.length > 0);
     context.save();
     context.beginPath();
     context.rect(LEFT, 0, width - LEFT, height);
@@ -103,7 +103,7 @@ export class Timeline {
     this.wasEmpty = steps.length === 0 && this.pausedAt === null;
   }
 
-  drawFrame(context, width, bottom) {
+  drawFrame(context, width, bottom, hasSteps) {
     context.fillStyle = colour("sunken");
     context.fillRect(LEFT, 0, width - LEFT, STRIP - 4);
     context.fillRect(LEFT, STRIP, width - LEFT, bottom - STRIP);
@@ -121,7 +121,7 @@ export class Timeline {
     for (let tick = 0; tick <= ticks; tick += 1) {
       const at = LEFT + ((width - LEFT) * tick) / ticks;
       context.fillStyle = colour("line");
-      context.fillRect(Math.min(at, width - 1), STRIP, 1, bottom - STRIP);
+      if (hasSteps) context.fillRect(Math.min(at, width - 1), STRIP, 1, bottom - STRIP);
       const ago = (this.windowS * (ticks - tick)) / ticks;
       context.fillStyle = colour("faint");
       context.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
