@@ -89,6 +89,9 @@ class FairnessSection(Section):
     ageing_s: PositiveFloat = 10.0
     """A request of priority p counts as if it had arrived this much later p times over: urgent ones go first, none
     starves."""
+    most_urgent_priority: Annotated[int, Field(ge=-(2**31) + 1, le=0)] = 0
+    """Lowest `priority` that a client's request may have (lower goes first); one that asks for less gets this. With 0,
+    clients may only stand back behind others."""
     key_weights: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Share of each API key among those that wait; a key that is not named weighs 1."""
 

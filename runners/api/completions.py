@@ -25,7 +25,7 @@ class Completions(GenerationEndpoint[CompletionRequest]):
 
     async def prompts(self, request: CompletionRequest, info: ModelInfo, assets: TextAssets | None) -> list[Prompt]:
         return await encode_prompts(
-            split_prompts(request.prompt),
+            split_prompts(request.prompt, self.settings.max_prompts),
             assets,
             self.threads,
             vocab_size=info.vocab_size,

@@ -35,7 +35,7 @@ class Embeddings(Endpoint):
             )
         threads: TextThreads = self._state.threads
         prompts = await encode_prompts(
-            split_prompts(request.input, "input"),
+            split_prompts(request.input, self.settings.max_prompts, "input"),
             self.text_assets(info),
             threads,
             vocab_size=info.vocab_size,
@@ -45,7 +45,9 @@ class Embeddings(Endpoint):
         )
         for prompt in prompts:
             validation.max_tokens_for(len(prompt.ids), 0, None, info.max_context, param="input")
-        vectors = await self._vectors(model, prompts, validation.priority(request), exchange.key_id)
+        vectors = await self._vectors(
+            model, prompts, validation.priority(request, self.settings.most_urgent_priority), exchange.key_id
+        )
         _check_dimensions(request, vectors)
         is_base64 = request.encoding_format == "base64"
         num_tokens = sum(len(prompt.ids) for prompt in prompts)

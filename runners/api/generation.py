@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ from runners.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Delta:
-    """What one chunk of the engine adds to a choice. `text` may be empty; `logprobs` has one entry a token id.
+    """What one chunk of the engine adds to a choice. `text` may be empty; `logprobs` has one entry a token id, but with
+    stop strings those of the tokens that `text` has reached.
 
     `message` is the text taken apart, for choices that do so.
     """
@@ -47,6 +49,34 @@ class TextOptions:
     shown_specials: Mapping[int, str] = field(default_factory=dict)
 
 
+class HeldLogprobs:
+    """Entries of tokens whose text may still turn out to be behind the cut: a stop string takes the entries of its own
+    tokens with it, so that the entries and the text end at the same place."""
+
+    __slots__ = ("_held", "_num_given", "_num_seen")
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[int, TokenLogprobs]] = deque()
+        self._num_seen = 0  # characters that the tokens added
+        self._num_given = 0  # characters given to the reader
+
+    def add(self, entry: TokenLogprobs, num_chars: int) -> None:
+        self._held.append((self._num_seen, entry))
+        self._num_seen += num_chars
+
+    def reached(self, num_chars: int) -> list[TokenLogprobs]:
+        """Entries of the tokens that begin before the end of the text, now that it has `num_chars` more."""
+        self._num_given += num_chars
+        entries: list[TokenLogprobs] = []
+        while self._held and self._held[0][0] < self._num_given:
+            entries.append(self._held.popleft()[1])
+        return entries
+
+    def rest(self, unseen: list[TokenLogprobs]) -> list[TokenLogprobs]:
+        """All that are left, and those of tokens without text: the text has ended of itself."""
+        return [*(entry for _, entry in self._held), *unseen]
+
+
 class Choice:
     """Feeds one request stream through the incremental detokeniser and the stop matcher.
 
@@ -56,6 +86,7 @@ class Choice:
     __slots__ = (
         "_detokenizer",
         "_echo",
+        "_held",
         "_hidden_ids",
         "_matcher",
         "_options",
@@ -88,6 +119,7 @@ class Choice:
         hides_eos = options.ignore_eos and options.skip_special_tokens
         self._hidden_ids = options.eos_token_ids if hides_eos else frozenset()
         self._matcher = StopMatcher(options.stops, include=options.include_stop) if options.stops else None
+        self._held = HeldLogprobs()
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """One delta a chunk, the last one with `finish_reason` set. Raises what the engine raises."""
@@ -108,18 +140,14 @@ class Choice:
         if chunk.cached_tokens:
             self.cached_tokens = chunk.cached_tokens
         if self._matcher is not None:
-            text, kept = self._matched_text(ids, reason)
+            text, kept, logprobs = self._matched_text(chunk)
         else:
-            text, kept = self._plain_text(ids, reason), len(ids)
+            text, kept, logprobs = self._plain_text(ids, reason), len(ids), chunk.logprobs
             self.finish_reason = reason
         if self._echo:
             text, self._echo = self._echo + text, ""
         self.completion_tokens += kept
-        logprobs = chunk.logprobs
-        if kept < len(ids):
-            ids = ids[:kept]
-            logprobs = None if logprobs is None else logprobs[:kept]
-        return Delta(text, ids, logprobs, chunk.prompt_logprobs)
+        return Delta(text, ids[:kept], logprobs, chunk.prompt_logprobs)
 
     def _hides_last(self, ids: list[int], reason: FinishReason | None) -> bool:
         """Whether the last id is an end marker: it counts, but is not shown."""
@@ -144,33 +172,42 @@ class Choice:
             return detokenizer.push(ids)
         return "".join([detokenizer.push([token_id]) + shown.get(token_id, "") for token_id in ids])
 
-    def _matched_text(self, ids: list[int], reason: FinishReason | None) -> tuple[str, int]:
-        """Text up to a stop string, and how many ids of this chunk it took; sets the end.
+    def _matched_text(self, chunk: OutputChunk) -> tuple[str, int, list[TokenLogprobs] | None]:
+        """Text up to a stop string, how many ids of this chunk it took, and the entries it has reached; sets the end.
 
         Goes token by token even through a chunk of several, so that the count does not depend on how they arrived.
         """
         matcher, detokenizer = self._matcher, self._detokenizer
         assert matcher is not None
         assert detokenizer is not None
+        ids, reason, entries = chunk.token_ids, chunk.finish_reason, chunk.logprobs
         num_shown = len(ids) - self._hides_last(ids, reason)
         parts: list[str] = []
+        kept = len(ids)
         for position, token_id in enumerate(ids[:num_shown]):
             piece = "" if token_id in self._hidden_ids else self._decode(detokenizer, [token_id])
+            if entries is not None:
+                self._held.add(entries[position], len(piece))
             if self.completion_tokens + position < self._options.min_tokens:
                 parts.append(piece)
                 continue
             emitted, matched = matcher.push(piece)
             parts.append(emitted)
             if matched is not None:
-                return "".join(parts), self._stop_at(position + 1)
-        if reason is not None:
-            emitted, matched = matcher.push(detokenizer.finish())
-            parts.append(emitted)
-            if matched is not None:
-                return "".join(parts), self._stop_at(len(ids))
-            parts.append(matcher.finish())
-            self.finish_reason = reason
-        return "".join(parts), len(ids)
+                kept = self._stop_at(position + 1)
+                break
+        else:
+            if reason is not None:
+                emitted, matched = matcher.push(detokenizer.finish())
+                parts.append(emitted)
+                if matched is not None:
+                    kept = self._stop_at(len(ids))
+                else:
+                    parts.append(matcher.finish())
+                    self.finish_reason = reason
+                    return "".join(parts), kept, None if entries is None else self._held.rest(entries[num_shown:])
+        text = "".join(parts)
+        return text, kept, None if entries is None else self._held.reached(len(text))
 
     def _stop_at(self, kept: int) -> int:
         self.finish_reason = FinishReason.STOP

@@ -175,7 +175,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
     async def generation(self, request: RequestT, key_id: str) -> AsyncIterator[tuple[Generation[RequestT], Plan]]:
         """A checked and submitted request; at the end of the block nothing of it is left in the engine."""
         model, info = self.model(request.model)
-        validation.check_supported(request)
+        validation.check_fields(request)
         assets = self.text_assets(info)
         options = self._text_options(request, info, assets)
         # End markers that only the tokenizer's files name reach the engine as stop ids.

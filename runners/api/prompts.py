@@ -16,7 +16,6 @@ from runners.text.assets import TextAssets
 from runners.text.tokenizer import Tokenizer
 from runners.text.told_tools import tell_tools
 
-MAX_PROMPTS = 2048
 # A text of this length takes 0.3 ms (SmolLM2's vocabulary, two cores); the way to a thread and back costs 0.06 ms.
 INLINE_CHARS = 1000
 
@@ -57,7 +56,9 @@ def require_text(assets: TextAssets | None, param: str) -> tuple[TextAssets, Tok
     return assets, assets.tokenizer
 
 
-def split_prompts(prompt: str | list[int | str | list[int]] | None, param: str = "prompt") -> list[str | list[int]]:
+def split_prompts(
+    prompt: str | list[int | str | list[int]] | None, max_prompts: int, param: str = "prompt"
+) -> list[str | list[int]]:
     """The four forms as a list of texts or id lists, none of them empty. InvalidRequestError otherwise."""
     if prompt is None:
         raise InvalidRequestError(f"Missing required field: '{param}'.", param=param)
@@ -73,9 +74,11 @@ def split_prompts(prompt: str | list[int | str | list[int]] | None, param: str =
         prompts = [prompt] if kinds == {int} else prompt
     if not prompts or not all(prompts):
         raise InvalidRequestError(f"Invalid value for '{param}': a prompt must not be empty.", param=param)
-    if len(prompts) > MAX_PROMPTS:
+    if len(prompts) > max_prompts:
         raise InvalidRequestError(
-            f"Invalid value for '{param}': {len(prompts)} prompts, at most {MAX_PROMPTS} are allowed.", param=param
+            f"Invalid value for '{param}': {len(prompts)} prompts, this server takes at most {max_prompts} in one "
+            "request. Please send several requests.",
+            param=param,
         )
     return prompts
 
@@ -89,6 +92,17 @@ def _check_chars(text: str, tokenizer: Tokenizer, max_context: int, param: str) 
         raise ContextLengthError(
             f"This model's maximum context length is {max_context} tokens. However, the prompt has {len(text)} "
             f"characters, which are at least {fewest} tokens. Please shorten the prompt.",
+            param=param,
+        )
+
+
+def check_text_length(chars: int, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
+    """InvalidRequestError when so many characters are over `max_tokens` tokens whatever they are."""
+    fewest = 0 if chars <= max_tokens else tokenizer.fewest_tokens(chars)
+    if fewest > max_tokens:
+        raise InvalidRequestError(
+            f"Invalid value for '{param}': {chars} characters are at least {fewest} tokens, at most {max_tokens} are "
+            "allowed here.",
             param=param,
         )
 

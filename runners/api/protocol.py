@@ -202,8 +202,9 @@ def _syntax_error(body: bytes, error: Exception) -> InvalidRequestError:
             values = None
         if isinstance(values, dict):
             for name, value in values.items():
-                if isinstance(value, float) and not math.isfinite(value):
-                    return InvalidRequestError(f"Invalid value for '{name}': {value} is not a number.", param=name)
+                for number in value.values() if isinstance(value, dict) else (value,):
+                    if isinstance(number, float) and not math.isfinite(number):
+                        return InvalidRequestError(f"Invalid value for '{name}': {number} is not a number.", param=name)
     return InvalidRequestError(f"The request body is not valid JSON: {error}.")
 
 

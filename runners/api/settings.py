@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from configs.schema import Profile
 
 DEFAULT_VERSION = "0.1.0"
+MAX_PROMPTS = 2048
+"""OpenAI's limit for the inputs of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Limits of the HTTP layer. `max_tokens` None means what the context leaves; sizes in bytes, times in seconds.
 
-    Without `keys` everyone may use the API.
+    Without `keys` everyone may use the API. `max_prompts` of one request: more could never wait in the queue at once.
     """
 
     keys: Sequence[ApiKeySection] = ()
@@ -29,6 +31,8 @@ class ApiSettings:
     max_tokens: int | None = None
     request_deadline_s: float | None = None
     pooling: str = "mean"
+    max_prompts: int = MAX_PROMPTS
+    most_urgent_priority: int = 0
     request_log: bool = False
     page: bool = True
     version: str = DEFAULT_VERSION
@@ -48,6 +52,8 @@ class ApiSettings:
             max_tokens=profile.limits.max_tokens,
             request_deadline_s=profile.limits.request_deadline_s,
             pooling=profile.models[0].pooling,
+            max_prompts=min(MAX_PROMPTS, profile.engine.slots + profile.admission.max_queued_requests),
+            most_urgent_priority=profile.fairness.most_urgent_priority,
             request_log=profile.telemetry.request_log,
             page=profile.telemetry.page,
             version=version,

@@ -79,7 +79,7 @@ def plan_choices(
         planned,
         num_kept,
         num_generated,
-        validation.priority(request),
+        validation.priority(request, settings.most_urgent_priority),
         validation.session_id(request),
         appends_to_session=isinstance(request, CompletionRequest),
     )

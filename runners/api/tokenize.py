@@ -8,10 +8,13 @@ import msgspec
 
 from runners.api.endpoint import Endpoint, Exchange
 from runners.api.logprobs import TokenTexts
-from runners.api.prompts import TextThreads, render_chat, require_text
+from runners.api.prompts import TextThreads, check_text_length, render_chat, require_text
 from runners.api.protocol import DetokenizeRequest, RequestParser, TokenizeRequest
 from runners.api.validation import check_token_ids
 from runners.errors import InvalidRequestError
+
+# What does not fit the context may be counted, but megabytes would keep a thread for a minute.
+MAX_CONTEXTS = 8
 
 
 class Tokenize(Endpoint):
@@ -29,8 +32,11 @@ class Tokenize(Endpoint):
             raise InvalidRequestError("Send either 'prompt' or 'messages'.", param="prompt")
         if request.prompt is not None:
             text, special = request.prompt, request.add_special_tokens is not False
+            check_text_length(len(text), tokenizer, MAX_CONTEXTS * info.max_context, "prompt")
             ids = await threads.run(len(text), lambda: tokenizer.encode(text, add_special_tokens=special))
         else:
+            chars = sum(len(str(message.get("content"))) for message in request.messages or ())
+            check_text_length(chars, tokenizer, MAX_CONTEXTS * info.max_context, "messages")
             ids = (await render_chat(request, assets, threads, with_tools=True)).ids
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_context, "tokens": ids}
         if request.return_token_strs:
@@ -50,6 +56,12 @@ class Detokenize(Endpoint):
         _, tokenizer = require_text(self.text_assets(info), "tokens")
         if request.tokens is None:
             raise InvalidRequestError("Missing required field: 'tokens'.", param="tokens")
+        if len(request.tokens) > MAX_CONTEXTS * info.max_context:
+            raise InvalidRequestError(
+                f"Invalid value for 'tokens': {len(request.tokens)} ids, at most {MAX_CONTEXTS * info.max_context} are "
+                "allowed here.",
+                param="tokens",
+            )
         check_token_ids(request.tokens, info.vocab_size, "tokens")
         ids = request.tokens
         threads: TextThreads = self._state.threads

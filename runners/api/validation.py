@@ -63,10 +63,12 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         )
 
 
-def check_supported(request: GenerationFields) -> None:
-    """InvalidRequestError for fields whose feature this server lacks."""
+def check_fields(request: GenerationFields) -> None:
+    """InvalidRequestError for a field whose feature this server lacks, and for one that needs another."""
     if isinstance(request, CompletionRequest) and request.suffix:
         raise unsupported("suffix", "suffix (insertion)")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("'stream_options' is only allowed with 'stream': true.", param="stream_options")
 
 
 def stop_strings(request: GenerationFields) -> list[str]:
@@ -114,8 +116,9 @@ def session_id(request: GenerationFields) -> str | None:
     return request.session_id
 
 
-def priority(request: GenerationFields | EmbeddingRequest) -> int:
-    return _integer("priority", request.priority, 0, -_MAX_PRIORITY, _MAX_PRIORITY)
+def priority(request: GenerationFields | EmbeddingRequest, most_urgent: int) -> int:
+    """Lower is more urgent. What is more urgent than the server lets its clients be counts as `most_urgent`."""
+    return max(_integer("priority", request.priority, 0, -_MAX_PRIORITY, _MAX_PRIORITY), most_urgent)
 
 
 def _logit_bias(request: GenerationFields, vocab_size: int) -> dict[int, float]:

@@ -94,6 +94,10 @@ BAD_VALUES = [
     ("frequency_penalty", -2.1),
     ("repetition_penalty", 0),
     ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": float("nan")}),
+    ("logit_bias", {"5": 1, "6": float("-inf")}),
+    ("logit_bias", {"5": "1"}),
+    ("logit_bias", [5]),
     ("n", 0),
     ("n", 1000),
     ("best_of", 0),
@@ -112,6 +116,40 @@ async def test_values_out_of_range(server: Server, field: str, value: Any) -> No
         response = await server.client.post(path, content=body, headers={"content-type": "application/json"})
         assert response.status_code == 400, response.text
         assert error_object(response)["param"] == field
+
+
+async def test_stream_options_need_a_stream(server: Server) -> None:
+    options = {"include_usage": True}
+    for fields in ({}, {"stream": False}, {"stream": None}):
+        for path, prompt in ((COMPLETIONS, {"prompt": [65]}), (CHAT, {"messages": MESSAGES})):
+            error = await server.refusal(path, **prompt, max_tokens=1, stream_options=options, **fields)
+            assert error["param"] == "stream_options"
+    assert (await server.complete([65], max_tokens=1, stream_options=None))["usage"]["completion_tokens"] == 1
+
+
+async def test_more_prompts_than_the_server_could_queue(server: Server) -> None:
+    for path, field in ((COMPLETIONS, "prompt"), ("/v1/embeddings", "input")):
+        error = await server.refusal(path, **{field: ["a"] * 2049})
+        assert error["param"] == field
+        assert "2049" in error["message"]
+
+
+async def test_a_text_too_long_to_be_counted(server: Server) -> None:
+    text = "ab " * 400 * server.max_context
+    for field, value in (("prompt", text), ("messages", [{"role": "user", "content": text}])):
+        assert (await server.refusal("/tokenize", **{field: value}))["param"] == field
+    tokens = [65] * (8 * server.max_context + 1)
+    assert (await server.refusal("/detokenize", tokens=tokens))["param"] == "tokens"
+    ids = (await server.answer("/tokenize", prompt="ab " * 2 * server.max_context))["tokens"]
+    assert len(ids) > server.max_context
+
+
+async def test_a_client_may_stand_back_but_not_push_in(server: Server) -> None:
+    server.needs_script("what reaches the engine")
+    assert server.engine is not None
+    for priority in (3, 0, -5, None):
+        await server.complete([65], max_tokens=1, priority=priority)
+    assert [submission.priority for submission in server.engine.submissions] == [3, 0, 0, 0]
 
 
 async def test_values_at_the_edge_are_accepted(server: Server) -> None:

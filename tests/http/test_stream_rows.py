@@ -66,6 +66,33 @@ async def test_streamed_logprobs_equal_whole_logprobs(server: Server) -> None:
         assert [item for event in events for item in event["choices"][0]["logprobs"][name]] == whole[name]
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 20])
+async def test_logprobs_end_where_a_stop_string_cuts(server: Server, tokens_per_chunk: int) -> None:
+    server.needs_script("a stop string of several tokens")
+    # "st" may begin the stop string twice; only the second time it does.
+    server.script(Reply(list("a€ st. stop".encode()), tokens_per_chunk=tokens_per_chunk))
+    for stop, text, count in (("stop", "a€ st. ", 9), ("€", "a", 1), ("zz", "a€ st. stop", 13)):
+        body = {"max_tokens": 13, "stop": stop, "return_token_ids": True}
+        for include in (False, True):
+            wanted = count + (len(stop.encode()) if include and stop != "zz" else 0)
+            expected = text + (stop if include and stop != "zz" else "")
+            whole = await server.complete("x", **body, logprobs=1, include_stop_str_in_output=include)
+            choice = whole["choices"][0]
+            assert choice["text"] == expected
+            assert len(choice["logprobs"]["tokens"]) == wanted
+            assert len(choice["token_ids"]) == whole["usage"]["completion_tokens"]
+            events = await server.events(
+                COMPLETIONS, prompt="x", **body, logprobs=1, include_stop_str_in_output=include
+            )
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                joined = [item for event in events for item in event["choices"][0]["logprobs"][name]]
+                assert joined == choice["logprobs"][name]
+            chat = await server.events(
+                CHAT, messages=MESSAGES, **body, logprobs=True, include_stop_str_in_output=include
+            )
+            assert sum(len(event["choices"][0]["logprobs"]["content"]) for event in chat) == wanted
+
+
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
 async def test_infinite_logprobs_stay_json(server: Server, logprob: float) -> None:
     server.needs_script("a token that cannot happen")

@@ -133,7 +133,7 @@ def test_any_object_is_parsed_or_refused(body: dict[str, Any]) -> None:
     def check() -> None:
         request, unknown = COMPLETION.parse(json.dumps(body).encode())
         assert set(unknown) == set(body) - set(FIELDS)
-        validation.check_supported(request)
+        validation.check_fields(request)
         validation.sampling_params(request, INFO)
         validation.stop_strings(request)
         validation.choices_per_prompt(request)
