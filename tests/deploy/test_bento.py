@@ -33,8 +33,6 @@ def test_what_is_in_it(bento: Path) -> None:
     inside = {path.relative_to(bento / "src").as_posix() for path in (bento / "src").rglob("*") if path.is_file()}
     for name in ("service.py", "runners/engine_core.py", "configs/profiles/cpu.yaml", "kernels/ops.py", "LICENSE"):
         assert name in inside
-    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "runners/api/page_files").iterdir()}
-    assert page <= inside
     assert not [name for name in inside if name.startswith(("tests/", "benchmarks/", ".")) or "__pycache__" in name]
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels").rglob("*.c*") if path.is_file()}
     assert {name for name in sources if name.endswith((".c", ".cpp", ".cu"))} <= inside
@@ -52,6 +50,24 @@ def test_its_requirements_are_locked(bento: Path) -> None:
     assert all("==" in line for line in pinned), "something is not pinned"
     system_packages = (bento / "env" / "docker" / "Dockerfile").read_text()
     assert re.search(r"apt-get install .*\bgcc g\+\+ libgomp1", system_packages)
+
+
+@pytest.mark.slow
+def test_the_image_is_planned_for_gpus(bento: Path) -> None:
+    """CUDA's libraries and Triton come as wheels, each of them there for the image's Python and glibc (Debian 12's); a
+    compiler for Triton's launchers comes with the system's packages."""
+    requirements = bento / "env" / "python" / "requirements.txt"
+    names = {line.partition("==")[0] for line in requirements.read_text().splitlines()}
+    assert {"torch", "triton", "nvidia-cublas", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13"} <= names
+    assert "+cpu" not in requirements.read_text()
+    command = ["uv", "pip", "install", "--dry-run", "--only-binary", ":all:", "--requirement", str(requirements)]
+    image = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_36", "--target", str(bento / "none")]
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    env = {**os.environ, "PATH": path}
+    planned = subprocess.run([*command, *image], env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert planned.returncode == 0, planned.stderr
+    assert "+ torch==" in planned.stderr
+    assert "FROM python:3.11-slim" in (bento / "env" / "docker" / "Dockerfile").read_text()
 
 
 @pytest.mark.slow
