@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bentoml._internal.utils import cattr
 from configs.api_keys import load_api_keys
 from configs.loader import load_profile
 from runners.engine_client import EngineClient
+from runners.http_metrics import HttpMetrics
 from runners.loop_profile import STEP_BOUNDS_S
 from runners.messages import LoopTimes, StepTimes
 from runners.metrics import render
@@ -45,7 +47,9 @@ def exported_metrics() -> set[str]:
     client.metrics = RequestMetrics()
     client.metrics.errors["x"] += 1
     client.times = LoopTimes({"decode": StepTimes([1] * (len(STEP_BOUNDS_S) + 1), 1.0)}, {"launch": 1.0})
-    return set(re.findall(r"^(wavelane_\w+)", render(client), re.MULTILINE))
+    http = HttpMetrics()
+    http.ended("/v1/models", "GET", 200, 0.1)
+    return set(re.findall(r"^(wavelane_\w+)", render(client, http, os.getpid()), re.MULTILINE))
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------------------------
