@@ -13,7 +13,7 @@ const TILES = [
   ["ttft", "First token", "ms p50"],
   ["itl", "Between tokens", "ms p50"],
 ];
-const KV_FACTS = ["In use", "Cached", "Free", "Prompt tokens from cache", "Preemptions", "Evictions"];
+const KV_FACTS = ["In use", "Cached", "Free", "Prompt tokens hit", "Preemptions", "Evictions"];
 const MANY_SLOTS = 128;
 const KEPT_POINTS = 300;
 
@@ -107,7 +107,7 @@ export class EngineView {
     document.getElementById("kv-used").style.width = `${total ? (100 * used) / total : 0}%`;
     document.getElementById("kv-cached").style.width = `${total ? (100 * cached) / total : 0}%`;
     const facts = [`${count(used)} blocks`, `${count(cached)} blocks`, `${count(free - cached)} blocks`,
-      `${count(hits)} of ${count(prompts)}`, count(stats.preemptions ?? 0), count(stats.evictions ?? 0)];
+      `${count(hits)} / ${count(prompts)}`, count(stats.preemptions ?? 0), count(stats.evictions ?? 0)];
     facts.forEach((text, place) => setText(this.kvFacts[place].value, text));
   }
 
