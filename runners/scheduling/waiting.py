@@ -58,7 +58,7 @@ class WaitingQueue:
         self._classes: dict[int, _Class] = {}
         self._oldest: list[tuple[float, int, int, int, Request]] = []  # heap: aged arrival, priority, number, ticket
         self._accounts: dict[str, Account] = {}
-        self._floor = 0.0  # virtual tokens of the key served last: where a key that comes back starts
+        self._floors: dict[int, float] = {}  # a class: virtual tokens of the key served last; a key starts there
         self._ticket = 0
         self._entries = 0  # heap entries, those of requests that have left included
         self._len = 0
@@ -71,13 +71,13 @@ class WaitingQueue:
         """The account of a key with requests; made when there is none."""
         account = self._accounts.get(key_id)
         if account is None:
-            account = Account(key_id, self._weights.get(key_id, 1.0), self._floor)
+            account = Account(key_id, self._weights.get(key_id, 1.0))
             self._accounts[key_id] = account
         return account
 
     def close_account(self, account: Account) -> None:
         """The key's last request has ended. Its counter is kept only while it lies above where it would restart."""
-        if account.virtual_tokens <= self._floor:
+        if account.virtual_tokens <= min(self._floors.values(), default=0.0):
             self._accounts.pop(account.key_id, None)
 
     def push(self, request: Request) -> None:
@@ -87,8 +87,8 @@ class WaitingQueue:
         account = request.account
         assert account is not None
         # Also a key that has requests running: what others were given meanwhile is not owed to it.
-        if account.num_waiting == 0 and account.virtual_tokens < self._floor:
-            account.virtual_tokens = self._floor
+        if account.num_waiting == 0:
+            account.virtual_tokens = max(account.virtual_tokens, self._floors.get(request.priority, 0.0))
         account.num_waiting += 1
         group = self._classes.setdefault(request.priority, _Class())
         queue = group.keys.get(account.key_id)
@@ -127,7 +127,7 @@ class WaitingQueue:
         """The request that `peek` named is admitted."""
         account = request.account
         assert account is not None
-        self._floor = max(self._floor, account.virtual_tokens)
+        self._floors[request.priority] = max(self._floors.get(request.priority, 0.0), account.virtual_tokens)
         self.discard(request)
 
     def _head(self, group: _Class) -> Request:

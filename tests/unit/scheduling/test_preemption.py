@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runners.execution.simulated import Faults
+from runners.messages import OutputError
 from runners.request import FinishReason
 from tests.support.scenario import Scenario
 
@@ -111,3 +113,27 @@ def test_a_long_prompt_that_waits_for_blocks_is_not_passed_by_short_ones():
     order = [chunk.request_id for plan in scenario.plans() for chunk in plan.chunks]
     assert order.index("L") < order.index("s0")
     assert scenario.tokens("L") == scenario.expected("L", 2)
+
+
+def test_nobody_is_admitted_into_the_blocks_that_a_row_will_need_next():
+    scenario = Scenario(blocks=4)
+    scenario.request("row", 20, 30)
+    scenario.request("late", 20, 12, at=20)  # its two blocks are there, but none beyond them
+    scenario.run()
+    assert scenario.scheduler.stats().preemptions == 0
+    assert scenario.tokens("row") == scenario.expected("row", 30)
+    assert scenario.tokens("late") == scenario.expected("late", 12)
+
+
+def test_a_preempted_request_is_not_admitted_while_a_token_is_on_its_way_to_it():
+    def fault(plan):
+        return "no" if not plan.decode_rows and any(chunk.request_id == "long" for chunk in plan.chunks) else None
+
+    mix = {"mode": "merge", "token_budget": 1, "min_prompt_tokens": 4}
+    scenario = Scenario(blocks=5, depth=1, faults=Faults(launch=fault), mix=mix)
+    scenario.request("row", 20, 40)
+    scenario.request("long", 32, 3, at=7)  # fails as soon as the row has been preempted for it: its blocks are free
+    scenario.run()
+    assert isinstance(scenario.end("long"), OutputError)
+    assert scenario.scheduler.stats().preemptions == 1
+    assert scenario.tokens("row") == scenario.expected("row", 40)

@@ -127,6 +127,18 @@ def test_a_key_with_a_request_running_saves_nothing_up_either():
     assert "r11" in drain(queue)[:2], "not behind all that the other key did not use"
 
 
+def test_a_new_key_starts_from_where_the_keys_of_its_class_are():
+    queue = WaitingQueue()
+    for number in range(10):
+        push(queue, make(number, priority=1, key="batch"))
+    for number in range(10, 20):
+        request = push(queue, make(number, key="chat"))
+        queue.take(request)
+        request.account.charge(1000)  # type: ignore[union-attr]
+    push(queue, make(20, priority=1, key="new"))
+    assert "r20" in drain(queue)[:2], "whatever the urgent class was given"
+
+
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.floats(0, 5), st.booleans()), min_size=1, max_size=60

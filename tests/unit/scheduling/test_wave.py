@@ -128,3 +128,8 @@ def test_grouping_covers_every_prompt_once_within_the_limits(lengths, policy):
             assert sum(lengths[index] for index in group) <= policy.max_rows
             assert all(lengths[index] <= policy.max_prompt_tokens for index in group)
             assert policy.grouping == "varlen" or len({lengths[index] for index in group}) == 1
+
+
+def test_a_pass_may_hold_exactly_max_rows_and_prompts_alone_come_last():
+    assert WavePolicy(True, "varlen", 64, 40, 32).group([20, 20, 20]) == [[0, 1], [2]]
+    assert WavePolicy(True, "same_length", 64, 40, 32).group([5, 7, 7]) == [[1, 2], [0]]
