@@ -169,3 +169,22 @@ def test_a_cursor_that_fails_alone_too_ends_with_its_own_error():
     assert scenario.end("L0") == OutputError("bad prompt", "request_failed")
     assert scenario.tokens("d") == scenario.expected("d", 10)
     assert scenario.tokens("L1") == scenario.expected("L1", 3)
+
+
+def test_a_row_that_grew_in_a_mixed_step_that_failed_still_gets_its_block():
+    failed = []
+
+    def fault(plan):
+        if plan.kind is PlanKind.MIXED and any(append.start == 2 for append in plan.block_appends) and not failed:
+            failed.append(plan.step_id)
+            return "out of memory"
+        return None
+
+    mix = {"mode": "merge", "token_budget": 2, "min_prompt_tokens": 4}
+    scenario = Scenario(faults=Faults(launch=fault), mix=mix)
+    scenario.request("row", 20, 40)
+    scenario.request("long", 64, 3, at=7)
+    scenario.run()
+    assert failed, "the row's third block was in a mixed step"
+    assert scenario.tokens("row") == scenario.expected("row", 40)
+    assert scenario.tokens("long") == scenario.expected("long", 3)
