@@ -36,9 +36,13 @@ async def sentencepiece_server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_url(smollm2_path: Path) -> Iterator[str]:
-    """The default model behind the whole server: engine process, torch executor, HTTP."""
-    with engine_server(str(smollm2_path)) as url:
+def smollm2_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The default model behind the whole server: engine process, torch executor, HTTP; or `--base-url`."""
+    base_url: str | None = request.config.getoption("--base-url")
+    if base_url is not None:
+        yield base_url
+        return
+    with engine_server(str(request.getfixturevalue("smollm2_path"))) as url:
         yield url
 
 

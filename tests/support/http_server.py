@@ -46,7 +46,7 @@ class Server:
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         if self.engine is None and path in _GENERATING and "session_id" not in body:  # a session keeps to one salt
-            # Quantised kernels round by the shape of a pass: equal answers need equal passes, so no cached prefix.
+            # Many a server's kernels round by the shape of a pass: equal answers need equal passes, no cached prefix.
             body.setdefault("cache_salt", uuid.uuid4().hex)
         return await self.client.post(path, json={"model": self.model, **body})
 
