@@ -33,8 +33,9 @@ class ModelSection(Section):
     """Type of activations and unquantised weights; auto is float32 on a CPU, bfloat16 on a GPU."""
     max_context: Auto | PositiveInt = "auto"
     """Longest prompt plus completion [tokens]; auto is what the model was trained for."""
-    quantization: Literal["auto", "none"] = "auto"
-    """auto keeps a GGUF's quantised blocks as they are; none dequantises them to `dtype` at load."""
+    quantization: Literal["auto", "none", "q8_0", "q4_k"] = "auto"
+    """auto keeps quantised weights as they are stored; none dequantises them to `dtype` at load; q8_0 and q4_k quantise
+    float weights at load."""
     tokenizer: str | None = None
     """File or folder of a tokenizer to use in place of the model's own."""
     chat_template: str | None = None
@@ -43,6 +44,8 @@ class ModelSection(Section):
     """How the model writes tool calls; auto is what its chat template shows."""
     pooling: Literal["mean", "last"] = "mean"
     """What an embedding is made of: the hidden states of all tokens, or that of the last one."""
+    quota_blocks: PositiveInt | None = None
+    """KV blocks that this model may hold; None: `kv.quota_blocks`. `/admin/models` changes it at run time."""
 
     @field_validator("served_names", mode="before")
     @classmethod
@@ -145,7 +148,8 @@ class DecodeSection(Section):
 
 
 class PoolSection(Section):
-    """Size of the KV pool: exactly one of the four."""
+    """Size of the KV pool: exactly one of the four. Of several models each adds its blocks or sequences to what they
+    share; bytes and share of a GPU are for all together."""
 
     blocks: PositiveInt | None = None
     """Blocks of `kv.block_tokens` tokens."""
@@ -180,7 +184,10 @@ class KvSection(Section):
     block_tokens: Literal[16, 32, 64] = 16
     """Tokens in one block."""
     quota_blocks: PositiveInt | None = None
-    """Blocks this model may hold; None: all of the pool."""
+    """Blocks that each model may hold; None: all of the pool. While more are held than a lowered quota allows, none is
+    handed out: requests that need one give way, the youngest first, and go on later."""
+    share_pool: bool = True
+    """Models whose blocks are alike share one pool, others on a CPU the bytes. Off: each has its own."""
     prefix_cache: bool = True
     """Keep the blocks of finished requests for prompts that begin alike."""
     prefix_cache_scope: Literal["key", "server"] = "key"
@@ -206,8 +213,8 @@ class SimulatedSection(Section):
 class Profile(Section):
     """All settings of one server."""
 
-    models: Annotated[tuple[ModelSection, ...], Field(min_length=1, max_length=1)] = (ModelSection(),)
-    """The models that are served: one, so far."""
+    models: Annotated[tuple[ModelSection, ...], Field(min_length=1)] = (ModelSection(),)
+    """The models that are served, in one engine process on one device; a request that names none gets the first."""
     engine: EngineSection = EngineSection()
     admission: AdmissionSection = AdmissionSection()
     wave: WaveSection = WaveSection()

@@ -25,13 +25,16 @@ from runners.loading.gguf_reader import GGUFFile, open_gguf
 from runners.loading.hf_config import config_from_folder
 from runners.loading.model_files import locate_model
 from runners.loading.name_maps import HfNames, Shape, expected_shapes, gguf_name
+from runners.loading.packed_safetensors import PackedSafetensors
+from runners.loading.quantized_layout import layout_from_folder
 from runners.loading.raw_tensor import RawTensor
 from runners.loading.safetensors_reader import SafetensorsModel, open_safetensors
 from runners.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-_SAFETENSORS_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+# Q4_1 is what packed 4-bit groups are read as (`packed_safetensors`).
+_SAFETENSORS_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16, "Q4_1": GGMLType.Q4_1}
 
 
 class _Source(Protocol):
@@ -132,7 +135,11 @@ def _from_gguf(gguf: GGUFFile) -> Checkpoint:
 
 def _from_folder(folder: Path) -> Checkpoint:
     config = config_from_folder(folder)
-    model = open_safetensors(folder)
+    layout = layout_from_folder(folder)
+    stored_model = open_safetensors(folder)
+    model = stored_model if layout is None else PackedSafetensors(stored_model, layout)
+    if layout is not None and layout.method == "fp8":
+        logger.info("%s: fp8 weights are read as bfloat16", folder)
     names = HfNames(config, model.tensors, str(folder))
     vision = {name for name in model.tensors if config.architecture == "gemma3" and names.is_vision(name)}
     if vision:
@@ -144,13 +151,13 @@ def _from_folder(folder: Path) -> Checkpoint:
     return Checkpoint(folder, config, model, stored, interleaved_rope=False, add_one_to_norms=config.norm_plus_one)
 
 
-def _typed(model: SafetensorsModel, skipped: set[str]) -> dict[str, _StoredTensor]:
+def _typed(model: SafetensorsModel | PackedSafetensors, skipped: set[str]) -> dict[str, _StoredTensor]:
     available = {}
     for name, info in model.tensors.items():
         if name in skipped:
             continue
         if info.dtype not in _SAFETENSORS_TYPES:
-            known = ", ".join(_SAFETENSORS_TYPES)
+            known = "F32, F16, BF16"
             raise StartupError(
                 f"{model.tensor_path(name)}: tensor {name!r} has dtype {info.dtype} (supported: {known})"
             )

@@ -106,7 +106,7 @@ def _text_part_of_gemma3(folder: Path, outer: Settings) -> ModelConfig:
     inner = outer.section("text_config")
     if inner is None:
         outer.fail("text_config", "is missing")
-    outer.require("quantization_config", reason="only plain safetensors weights can be read")
+    outer.get("quantization_config")  # `quantized_layout` reads it
     outer.require("tie_word_embeddings", True, reason="gemma3 ties head and embedding")
     outer.reject_unread(_MULTIMODAL_HARMLESS)
     return _decoder_config(folder, inner, model_type="gemma3_text")
@@ -168,7 +168,7 @@ def _decoder_config(folder: Path, settings: Settings, model_type: str | None = N
 
 def _refuse_unsupported(settings: Settings) -> None:
     """Name what is known to matter; `reject_unread` then refuses the rest."""
-    settings.require("quantization_config", reason="only plain safetensors weights can be read")
+    settings.get("quantization_config")  # `quantized_layout` reads it
     settings.require("auto_map", reason="no code from a model repository is run")
     settings.require("rope_interleaved", False, reason="only half-split rotary embeddings are")
     settings.require("partial_rotary_factor", 1.0, 1, reason="only whole heads are rotated")

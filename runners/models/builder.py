@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 
 from kernels import ops
 from kernels.weights import concatenate_rows
 from runners.errors import StartupError
-from runners.models.config import ModelConfig
+from runners.loading.quantized_at_load import QUANTIZE_AT_LOAD, QuantizedAtLoad
 from runners.models.decoder import Decoder, DecoderLayer, Projection
 from runners.models.registry import check_config
 from runners.models.rope import build_rope_table
+from runners.models.weight_source import StoredWeight, WeightSource
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT_FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-
-class StoredType(Protocol):
-    """The element type of a stored weight: a GGML type by name ("Q4_K", "BF16")."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class StoredWeight(Protocol):
-    """One weight as `runners.loading` gives it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def ggml_type(self) -> StoredType: ...
-    @property
-    def nbytes(self) -> int: ...
-    def block_bytes(self) -> torch.Tensor: ...
-    def dequantize(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor: ...
-
-
-class WeightSource(Protocol):
-    """What `build_decoder` asks of a checkpoint."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-    def names(self) -> Iterable[str]: ...
-    def get(self, name: str) -> StoredWeight: ...
 
 
 def build_decoder(
@@ -63,13 +33,17 @@ def build_decoder(
     """The checkpoint's decoder on `device`.
 
     `dtype` "auto" is float32 on a CPU, bfloat16 elsewhere. `quantization` "auto" keeps weights as they are stored
-    where the device has kernels for that form; "none" turns every weight into `dtype`. `max_context` bounds the rope
-    tables (None: what the model was trained for). StartupError names a setting, weight or shape that does not fit.
+    where the device has kernels for that form; "none" turns every weight into `dtype`; "q8_0" and "q4_k" quantise float
+    matrices on `device`. `max_context` bounds the rope tables (None: what the model was trained for). StartupError
+    names a setting, weight or shape that does not fit.
     """
     check_config(checkpoint.config)
-    if quantization not in ("auto", "none"):
-        raise StartupError(f"quantization {quantization!r} is not supported; supported: auto, none")
     device = torch.device(device)
+    if quantization in QUANTIZE_AT_LOAD:
+        checkpoint, quantization = QuantizedAtLoad(checkpoint, quantization, device), "auto"
+    if quantization not in ("auto", "none"):
+        known = ", ".join(("auto", "none", *QUANTIZE_AT_LOAD))
+        raise StartupError(f"quantization {quantization!r} is not supported; supported: {known}")
     context = min(max_context or checkpoint.config.max_context, checkpoint.config.max_context)
     return _Builder(checkpoint, resolve_dtype(dtype, device), device, quantization, context).build()
 

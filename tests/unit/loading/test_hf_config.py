@@ -183,7 +183,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model type": ({"model_type": "mamba"}, r"model_type: 'mamba' is not supported \(supported: gemma3_text, llama"),
     "no model type": ({"model_type": None}, "model_type: None is not supported"),
     "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: .* is not supported"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: .*gptq.* is not supported"),
     "code": ({"auto_map": {"AutoModel": "modeling_x.X"}}, "auto_map: .* no code from a model repository is run"),
     "attention": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping: setting 30.0 is not known"),
     "llama window": ({"sliding_window": 128}, "sliding_window: 128 is not supported: llama has none"),
