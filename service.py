@@ -24,7 +24,6 @@ NAME = "wavelane"
 # Paths that BentoML answers itself.
 _BENTOML_PATHS = ["/generate", "/livez", "/readyz", "/healthz", "/", "/docs.json", "/schema.json"]
 _PROBES = ["/health", "/livez", "/readyz", "/healthz", "/metrics"]
-_LOGGED = ["/v1/", "/tokenize", "/detokenize"]
 
 try:
     _resolved = load_profile()
@@ -55,8 +54,9 @@ CONFIG = {
             "access_control_max_age": 600,
         }
     },
-    # Prefixes. What has a line in the request log (`telemetry.request_log`) needs no second one.
-    "logging": {"access": {"skip_paths": [*_PROBES, *(_LOGGED if _resolved.profile.telemetry.request_log else ())]}},
+    # Our own log of requests is JSON (`telemetry.request_log`): a path or header of a client cannot forge a line in it,
+    # nor make it raise.
+    "logging": {"access": {"enabled": False}},
 }
 
 
@@ -105,4 +105,9 @@ class Wavelane:
         return server.is_alive
 
 
-Wavelane.add_asgi_middleware(CountRequests, metrics=server.http_metrics, bentoml_paths=_BENTOML_PATHS)
+Wavelane.add_asgi_middleware(
+    CountRequests,
+    metrics=server.http_metrics,
+    bentoml_paths=_BENTOML_PATHS,
+    unlogged_paths=_PROBES if _resolved.profile.telemetry.request_log else None,
+)

@@ -6,11 +6,13 @@ to the server or not. Labels here come from what the server knows: templates of 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runners.histogram import Histogram, cumulative
@@ -18,6 +20,8 @@ from runners.request_metrics import LATENCY_BOUNDS_S
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+request_logger = logging.getLogger("runners.requests")
 
 ROUTE_KEY = "wavelane.route"
 """Where an endpoint leaves the template of its route in the scope of a request."""
@@ -72,12 +76,22 @@ class HttpMetrics:
 
 
 class CountRequests:
-    """ASGI layer around the whole service. `bentoml_paths` are those that BentoML answers itself."""
+    """ASGI layer around the whole service. `bentoml_paths` are those that BentoML answers itself.
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, bentoml_paths: Collection[str]) -> None:
+    It also logs what no endpoint of ours has seen, one line of JSON each, but for `unlogged_paths`; None: nothing.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        bentoml_paths: Collection[str],
+        unlogged_paths: Collection[str] | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._bentoml_paths = frozenset(bentoml_paths)
+        self._unlogged_paths = unlogged_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,8 +110,11 @@ class CountRequests:
         try:
             await self._app(scope, receive, noting_the_status)
         finally:
+            seconds = time.monotonic() - started_at
             self._metrics.in_progress -= 1
-            self._metrics.ended(self._route(scope), scope["method"], status, time.monotonic() - started_at)
+            self._metrics.ended(self._route(scope), scope["method"], status, seconds)
+            if ROUTE_KEY not in scope:
+                self._log(scope, status, seconds)
 
     def _route(self, scope: Scope) -> str:
         route: Any = scope.get(ROUTE_KEY)
@@ -105,3 +122,9 @@ class CountRequests:
             return str(route)
         path: str = scope["path"]
         return path if path in self._bentoml_paths else OTHER
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        method, path = scope["method"], scope["path"]
+        if self._unlogged_paths is not None and path not in self._unlogged_paths:
+            line = {"method": method, "path": path, "status": status, "duration_s": round(seconds, 6)}
+            request_logger.info("%s", msgspec.json.encode(line).decode())

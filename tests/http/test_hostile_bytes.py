@@ -143,6 +143,16 @@ def test_paths_that_make_no_sense(server: BentoServer, path: str) -> None:
     assert 400 <= status < 500
 
 
+def test_no_line_of_the_log_is_a_clients(server: BentoServer) -> None:
+    """Neither by a path with a line's end in it, nor by a header whose bytes are no text."""
+    head = b"GET /%0a2026-01-01%20[ERROR]%20forged HTTP/1.1\r\nHost: x\r\nContent-Type: \xdf\r\n"
+    assert statuses(answer(server, head + b"Connection: close\r\n\r\n")) == [404]
+    (line,) = eventually(lambda: [line for line in server.log().splitlines() if "forged" in line])
+    assert not line.startswith("2026-01-01")
+    assert r"\n2026-01-01 [ERROR] forged" in line
+    assert '"status":404' in line
+
+
 @pytest.mark.parametrize("part", [b"x-trailer: %s\r\n" % (b"a" * 1000), b"a" * 1000], ids=["many", "one"])
 def test_trailers_without_an_end(server: BentoServer, part: bytes) -> None:
     """Behind the last chunk there may be headers again; a parser that keeps them keeps no more than of a head."""
