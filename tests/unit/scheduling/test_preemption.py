@@ -6,7 +6,7 @@ import pytest
 
 from runners.execution.simulated import Faults
 from runners.messages import OutputError
-from runners.request import FinishReason
+from runners.request import FinishReason, RequestStatus
 from tests.support.scenario import Scenario
 
 
@@ -137,3 +137,28 @@ def test_a_preempted_request_is_not_admitted_while_a_token_is_on_its_way_to_it()
     assert isinstance(scenario.end("long"), OutputError)
     assert scenario.scheduler.stats().preemptions == 1
     assert scenario.tokens("row") == scenario.expected("row", 40)
+
+
+@pytest.mark.parametrize("end", ["abort", "finish"])
+def test_a_preempted_request_may_end_while_it_waits_or_is_computed_again(end):
+    ended_waiting = 0
+    for at in range(100, 700, 20):
+        scenario = Scenario(blocks=6, depth=1, kv={"prefix_cache": True}, chunk={"tokens": 16})
+        scenario.request("old", 30, 40)
+        scenario.request("young", 30, 30)
+
+        def end_it(now, scenario=scenario):
+            nonlocal ended_waiting
+            request = scenario.scheduler.live.requests.get("young")
+            if request is not None and scenario.scheduler.live.num_preemptions:
+                ended_waiting += request.status is RequestStatus.WAITING
+            if end == "abort":
+                scenario.scheduler.abort("young", now)
+            else:
+                scenario.scheduler.finish("young", 3, now)
+
+        scenario.engine.at(at / 1000, end_it)
+        scenario.run()
+        assert scenario.tokens("old") == scenario.expected("old", 40)
+        assert scenario.cache.num_available == 6
+    assert ended_waiting

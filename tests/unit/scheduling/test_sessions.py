@@ -239,6 +239,18 @@ def test_blocks_shared_by_two_idle_sessions_do_not_block_a_turn_under_a_lowered_
     assert scenario.tokens("back") == scenario.expected("back", 3)
 
 
+def test_an_aborted_turn_that_left_the_history_early_leaves_no_kv_of_its_own():
+    scenario = Scenario()
+    history = scenario.request("one", 40, 5, message=turn())
+    scenario.request("astray", [*history[:10], *range(30)], 20, at=200, message=turn())
+    scenario.abort("astray", 260)
+    scenario.request("two", history, 3, at=400, message=turn())
+    scenario.run()
+    assert scenario.tokens("astray"), "it was under way"
+    assert computed(scenario, "two") == [(10, 40)]
+    assert scenario.tokens("two") == scenario.expected("two", 3)
+
+
 def test_sessions_of_different_salts_share_nothing():
     scenario = Scenario(kv={"prefix_cache": True})
     prompt = scenario.request("one", 40, 5, message={**turn("a"), "cache_salt": "x"})
