@@ -60,9 +60,10 @@ def _check_port() -> None:
     from bentoml._internal.configuration.containers import BentoMLContainer
 
     context = click.get_current_context(silent=True)
-    options = context.params if context is not None else {}
-    port = options.get("port") or BentoMLContainer.http.port.get()
-    host = options.get("host") or BentoMLContainer.http.host.get()
+    if context is None:  # started by a program, whose options are not known here
+        return
+    port = context.params.get("port") or BentoMLContainer.http.port.get()
+    host = context.params.get("host") or BentoMLContainer.http.host.get()
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
