@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from runners.admin_client import AdminClient
 from runners.engine_state import EnginePhase, EngineState, Vitals
 from runners.errors import (
     ConflictError,
@@ -24,6 +25,7 @@ from runners.messages import (
     AbortRequests,
     Acknowledge,
     AddRequest,
+    AdminReply,
     Beat,
     EngineInput,
     EngineOutput,
@@ -39,6 +41,7 @@ from runners.messages import (
     StepsReport,
     WatchSteps,
     pack_ids,
+    sum_stats,
     unpack_ids,
 )
 from runners.queue_limits import QueueLimits
@@ -54,8 +57,8 @@ logger = logging.getLogger(__name__)
 class EngineClient:
     """Requests in, streams out. Belongs to one asyncio loop; constructing it starts nothing.
 
-    `slots` is how many requests the engine runs at once; `max_queued_requests` and `max_queued_tokens` may wait beyond
-    them (`runners.queue_limits`).
+    `slots` is how many requests of one model the engine runs at once; `max_queued_requests` and `max_queued_tokens` may
+    wait beyond them (`runners.queue_limits`).
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class EngineClient:
         max_buffered_tokens: int = MAX_BUFFERED_TOKENS,
     ) -> None:
         self.models: list[ModelInfo] = []
+        self.refused: dict[str, str] = {}  # why a model that the engine has loaded is not served, by its first name
         self.stats = EngineStats()
+        self.model_stats: dict[str, EngineStats] = {}
         self.times = LoopTimes()
         self.metrics = RequestMetrics()
         self.restarts = 0
@@ -78,12 +83,17 @@ class EngineClient:
         self.on_steps: Callable[[StepsReport], None] = lambda message: None
         self.loop: asyncio.AbstractEventLoop
         self._state = EngineState(EnginePhase.STARTING, since=time.monotonic())
-        self._queue = QueueLimits(slots, max_queued_requests, max_queued_tokens)
+        self._queues: dict[str, QueueLimits] = {}  # by a model's first name
+        self._limits = (slots, max_queued_requests, max_queued_tokens)
+        self._first_names: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._serves_nothing = False
         self._beat_limit_s = beat_limit_s
         self._max_buffered_tokens = max_buffered_tokens
         self._socket: FrontEndSocket | None = None
         self._streams: dict[str, RequestStream] = {}
         self._session_client = SessionClient(self.send)
+        self.admin = AdminClient(self.send)
         self._last_sequence = 0
         self._acknowledged = 0
         self._watches_steps = False
@@ -98,7 +108,12 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """True while the engine takes requests and shows signs of life."""
+        """True while the engine takes requests, for one model at least, and shows signs of life."""
+        return self.is_answering and not self._serves_nothing
+
+    @property
+    def is_answering(self) -> bool:
+        """True while the engine has started and shows signs of life, also without a model."""
         if self._state.phase is not EnginePhase.READY or self.vitals is None:
             return False
         return self.vitals.fault(time.monotonic(), self._beat_limit_s) is None
@@ -110,7 +125,13 @@ class EngineClient:
     @property
     def num_queued(self) -> int:
         """Requests that wait for a place."""
-        return self._queue.num_queued
+        return sum(queue.num_queued for queue in self._queues.values())
+
+    def _queue_of(self, model: str) -> QueueLimits:
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = QueueLimits(*self._limits)
+        return queue
 
     async def submit(
         self,
@@ -135,8 +156,10 @@ class EngineClient:
         """
         if not self.is_ready:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
+        first_name = self._first_names.get(model, model)
+        queue = self._queue_of(first_name)
         if not follows:
-            self._queue.check(len(prompt_ids))
+            queue.check(len(prompt_ids))
         if request_id in self._streams:
             raise ConflictError(f"A request with the id {request_id!r} is in flight.")
         now = time.monotonic()
@@ -154,9 +177,9 @@ class EngineClient:
             cache_salt=cache_salt,
             follows=follows,
         )
-        stream = RequestStream(self, request_id, self.metrics.begin(request_id, model, len(prompt_ids), now))
+        stream = RequestStream(self, request_id, self.metrics.begin(request_id, first_name, len(prompt_ids), now))
         self._streams[request_id] = stream
-        self._queue.enter(len(prompt_ids))
+        queue.enter(len(prompt_ids))
         self.send(message)
         return stream
 
@@ -202,13 +225,16 @@ class EngineClient:
             self._socket.close(linger_ms)
             self._socket = None
         self.vitals = None
+        self.admin.fail()
         self.stats = EngineStats()
+        self.model_stats = {}
         self.times = LoopTimes()
 
     def fail_streams(self, error: WavelaneError) -> None:
         """Every open stream raises `error`, now."""
         streams, self._streams = list(self._streams.values()), {}
-        self._queue.clear()
+        for queue in self._queues.values():
+            queue.clear()
         for stream in streams:
             self.metrics.fail(stream.times, error)
             stream.fail(error)
@@ -220,6 +246,24 @@ class EngineClient:
             phase = EnginePhase.DRAINING
         since = self._state.since if phase is self._state.phase else time.monotonic()
         self._state = EngineState(phase, detail, fraction, since)
+
+    def set_models(self, models: list[ModelInfo]) -> None:
+        """What the engine serves; a model that is on its way out is not taken back."""
+        hidden = self._leaving | self.refused.keys()
+        self.models = [info for info in models if info.served_names[0] not in hidden]
+        self._first_names = {name: info.served_names[0] for info in models for name in info.served_names}
+        self._serves_nothing = not self.models
+
+    def stop_serving(self, name: str) -> None:
+        """No new requests for the model of this first name from now on."""
+        self._leaving.add(name)
+        self.set_models(self.models)
+
+    def left(self, name: str) -> None:
+        """The engine has unloaded it; a model of that name may come again."""
+        self._leaving.discard(name)
+        self.refused.pop(name, None)
+        self._queues.pop(name, None)
 
     def begin_drain(self) -> None:
         """Take no new requests from now on; those in flight go on."""
@@ -238,7 +282,7 @@ class EngineClient:
         if reason:
             self.metrics.finish(stream.times, reason, time.monotonic())
         del self._streams[stream.request_id]
-        self._queue.leave(stream.times.num_prompt_tokens, has_started=stream.has_started)
+        self._queue_of(stream.times.model).leave(stream.times.num_prompt_tokens, has_started=stream.has_started)
         if not self._streams:
             self._became_idle.set()
         return True
@@ -250,16 +294,22 @@ class EngineClient:
             self._on_outputs(message)
         elif isinstance(message, Beat):
             self.stats = message.stats
+            self.model_stats = message.models
             self.times = message.times
             if self.vitals is not None:
                 self.vitals.last_beat = time.monotonic()
                 self.vitals.loop_stamp = message.loop_stamp
                 self.vitals.step_limit_s = message.step_limit_s
         elif isinstance(message, StepsReport):
-            self.stats = message.stats
+            self.model_stats = {**self.model_stats, message.model: message.stats}
+            self.stats = sum_stats(self.model_stats.values())
             self.on_steps(message)
         elif isinstance(message, SessionsReply):
             self._session_client.answered(message)
+        elif isinstance(message, AdminReply):
+            if message.error is None:
+                self.model_stats, self.stats = message.models, sum_stats(message.models.values())
+            self.admin.answered(message)
         else:
             self.on_announcement(message)
 
@@ -279,7 +329,7 @@ class EngineClient:
     def _deliver(self, stream: RequestStream, output: RequestOutput, now: float) -> None:
         if not stream.has_started:
             stream.has_started = True
-            self._queue.start(stream.times.num_prompt_tokens)
+            self._queue_of(stream.times.model).start(stream.times.num_prompt_tokens)
             if output.queue_s is not None:
                 self.metrics.queued(stream.times, output.queue_s)
         try:

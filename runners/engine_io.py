@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from runners.messages import (
     AbortRequests,
     Acknowledge,
     AddRequest,
+    AdminReply,
     Beat,
     EngineInput,
     EngineStats,
     FinishRequest,
     Hello,
+    LoadModel,
     LoopTimes,
     OutputError,
     Progress,
@@ -36,9 +39,11 @@ from runners.messages import (
     RequestOutput,
     SessionsQuery,
     SessionsReply,
+    SetQuota,
     Shutdown,
     StartupFailed,
     StepOutputs,
+    UnloadModel,
     WatchSteps,
 )
 from runners.telemetry.step_observer import StepBatch
@@ -52,6 +57,8 @@ _SEND_HIGH_WATER_MARK = 256
 _LINGER_MS = 1000
 
 Announcement = Progress | Ready | StartupFailed
+Reply = SessionsReply | AdminReply
+Outgoing = list[RequestOutput] | Reply | StepBatch | Announcement | OutputError
 
 
 @dataclass(slots=True)
@@ -62,6 +69,7 @@ class LoopVitals:
     step_limit_s: float | None = None
     stats: EngineStats = field(default_factory=EngineStats)
     times: LoopTimes = field(default_factory=LoopTimes)
+    model_stats: dict[str, EngineStats] = field(default_factory=dict)
 
 
 class _FrontEnd:
@@ -82,12 +90,13 @@ class EngineIO:
     """
 
     def __init__(self, socket_path: Path, beat_interval_s: float = BEAT_INTERVAL_S) -> None:
-        self.inbox: queue.SimpleQueue[EngineInput] = queue.SimpleQueue()
+        # A call is to be made on the loop thread, by somebody in this process.
+        self.inbox: queue.SimpleQueue[EngineInput | Callable[[], None]] = queue.SimpleQueue()
         self.vitals = LoopVitals()
         self.corrupt_messages = 0
         self.is_watched = False  # written by the I/O thread, read by the loop thread
         self._beat_interval_s = beat_interval_s
-        self._outgoing: deque[list[RequestOutput] | SessionsReply | StepBatch | Announcement | OutputError] = deque()
+        self._outgoing: deque[Outgoing] = deque()
         self._is_stopping = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -123,7 +132,7 @@ class EngineIO:
         """Wait until one has connected, so that an announcement made before is not lost by an exit."""
         return self._is_greeted.wait(timeout_s)
 
-    def answer(self, reply: SessionsReply) -> None:
+    def answer(self, reply: Reply) -> None:
         """Send a reply to the front end that asked."""
         self._post(reply)
 
@@ -143,7 +152,7 @@ class EngineIO:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _post(self, item: list[RequestOutput] | SessionsReply | StepBatch | Announcement | OutputError) -> None:
+    def _post(self, item: Outgoing) -> None:
         self._outgoing.append(item)
         self._wake()
 
@@ -223,7 +232,7 @@ class EngineIO:
                     self._forget(request_id)
             case FinishRequest():
                 self._forget(message.request_id)
-            case SessionsQuery():
+            case SessionsQuery() | LoadModel() | UnloadModel() | SetQuota():
                 self._queries[message.query_id] = front_end
             case WatchSteps():
                 front_end.watches_steps = message.is_on
@@ -250,7 +259,7 @@ class EngineIO:
             item = self._outgoing.popleft()
             if isinstance(item, list):
                 self._route(item)
-            elif isinstance(item, SessionsReply):
+            elif isinstance(item, SessionsReply | AdminReply):
                 front_end = self._queries.pop(item.query_id, None)
                 if front_end is not None:
                     self._send(front_end, encode(item))
@@ -334,7 +343,7 @@ class EngineIO:
     def _make_beat(self) -> Beat:
         vitals = self.vitals
         stats = msgspec.structs.replace(vitals.stats, corrupt_messages=self.corrupt_messages)
-        return Beat(time.monotonic(), vitals.loop_stamp, vitals.step_limit_s, stats, vitals.times)
+        return Beat(time.monotonic(), vitals.loop_stamp, vitals.step_limit_s, stats, vitals.times, vitals.model_stats)
 
     def _beat(self) -> None:
         data = encode(self._make_beat())

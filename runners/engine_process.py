@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from configs.loader import ResolvedProfile
+from configs.schema import ModelSection
 from runners.engine_settings import EngineSettings
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -19,14 +20,20 @@ _POLL_INTERVAL_S = 0.2
 
 
 class EngineProcess:
-    """One child. Start it on the main thread: the kernel ties its life to the thread that started it."""
+    """One child. Start it on the main thread: the kernel ties its life to the thread that started it.
 
-    def __init__(self, resolved: ResolvedProfile, socket_path: Path) -> None:
+    It serves `models`, by default the profile's.
+    """
+
+    def __init__(
+        self, resolved: ResolvedProfile, socket_path: Path, models: Sequence[ModelSection] | None = None
+    ) -> None:
         settings = EngineSettings(
             socket_path=str(socket_path),
             parent_pid=os.getpid(),
             profile_name=resolved.name,
             profile=resolved.profile,
+            models=resolved.profile.models if models is None else tuple(models),
         )
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(

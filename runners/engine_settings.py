@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from configs.schema import Profile
+from configs.schema import ModelSection, Profile
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`parent_pid` is the HTTP process; the profile travels resolved, so that both processes agree on it."""
+    """`parent_pid` is the HTTP process; the profile travels resolved, so that both processes agree on it. `models` are
+    those that are to be served now: models are loaded and unloaded while the server runs."""
 
     socket_path: str
     parent_pid: int
     profile_name: str
     profile: Profile
+    models: tuple[ModelSection, ...]
 
     def to_json(self) -> bytes:
         """One line."""

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from configs.loader import ResolvedProfile
+from configs.schema import ModelSection
 from runners.engine_client import EngineClient
 from runners.engine_process import EngineProcess
 from runners.engine_state import EnginePhase
@@ -28,7 +29,8 @@ _STOP_LINGER_MS = 200
 
 
 class EngineSupervisor:
-    """`on_ready` is awaited with the models of an engine that has loaded, before requests are taken.
+    """`on_ready` is awaited with the models of an engine that has loaded, before requests are taken; again when they
+    change. `models` are what an engine that starts now is to load, by default the profile's.
 
     Start-up that fails by itself (a malformed file, a wrong setting) is final until the first success: trying again
     would fail again; `on_failed` is called. Everything later, and every crash, is answered by a restart with back-off.
@@ -39,11 +41,14 @@ class EngineSupervisor:
         resolved: ResolvedProfile,
         client: EngineClient,
         on_ready: Callable[[list[ModelInfo]], Awaitable[None]],
+        models: Callable[[], Sequence[ModelSection]] | None = None,
     ) -> None:
         self._resolved = resolved
         self._watchdog = resolved.profile.watchdog
         self._client = client
         self._on_ready = on_ready
+        self._models = models if models is not None else lambda: resolved.profile.models
+        self._ready_lock = asyncio.Lock()
         self.on_failed: Callable[[], None] = lambda: None
         self._process: EngineProcess | None = None
         self._socket_folder: Path | None = None
@@ -70,7 +75,7 @@ class EngineSupervisor:
         self._socket_folder = make_socket_folder()  # a new one, so that no message of a dead engine is left in it
         socket_path = self._socket_folder / SOCKET_NAME
         self._ready_since = None
-        self._process = EngineProcess(self._resolved, socket_path)
+        self._process = EngineProcess(self._resolved, socket_path, self._models())
         self._client.attach(f"ipc://{socket_path}")
         logger.info("the engine is process %d", self.engine_pid)
         return self._process
@@ -153,17 +158,19 @@ class EngineSupervisor:
 
     async def _become_ready(self, models: list[ModelInfo]) -> None:
         process = self._process
-        try:
-            await self._on_ready(models)
-        except StartupError as error:
-            self._fail(str(error))
-            return
-        if process is not self._process or self._client.vitals is None:
-            return  # it died meanwhile; its successor announces itself
-        self._was_ever_ready = True
-        self._ready_since = time.monotonic()
-        self._client.models = models
-        self._client.set_state(EnginePhase.READY)
+        async with self._ready_lock:  # the models may change again before the tokenizer of a new one is there
+            try:
+                await self._on_ready(models)
+            except StartupError as error:
+                self._fail(str(error))
+                return
+            if process is not self._process or self._client.vitals is None:
+                return  # it died meanwhile; its successor announces itself
+            self._was_ever_ready = True
+            if self._ready_since is None:
+                self._ready_since = time.monotonic()
+            self._client.set_models(models)
+            self._client.set_state(EnginePhase.READY, "" if models else "no model is loaded")
 
     def _fail(self, reason: str) -> None:
         logger.error("start-up failed: %s", reason)

@@ -91,6 +91,30 @@ class SessionsQuery(_Message, frozen=True):
     delete: bool = False
 
 
+class LoadModel(_Message, frozen=True):
+    """Load one more model while the others serve; `section` is its `models` entry as JSON. Answered by AdminReply."""
+
+    query_id: str
+    section: bytes
+
+
+class UnloadModel(_Message, frozen=True):
+    """Take no more requests of this model, free everything once those in flight have ended. `deadline` is when they end
+    with an error [seconds of the machine's monotonic clock]. Answered by AdminReply."""
+
+    query_id: str
+    model: str
+    deadline: float
+
+
+class SetQuota(_Message, frozen=True):
+    """Bound the KV blocks of a model; None: all of its pool. Answered by AdminReply."""
+
+    query_id: str
+    model: str
+    quota_blocks: int | None
+
+
 class WatchSteps(_Message, frozen=True):
     """Somebody looks at the steps of this HTTP process's engine (`StepsReport`), or nobody does any more."""
 
@@ -101,7 +125,18 @@ class Shutdown(_Message, frozen=True):
     """Stop now; the HTTP process has drained what it wanted drained."""
 
 
-EngineInput = Hello | AddRequest | AbortRequests | FinishRequest | Acknowledge | SessionsQuery | WatchSteps | Shutdown
+AdminQuery = LoadModel | UnloadModel | SetQuota
+EngineInput = (
+    Hello
+    | AddRequest
+    | AbortRequests
+    | FinishRequest
+    | Acknowledge
+    | SessionsQuery
+    | AdminQuery
+    | WatchSteps
+    | Shutdown
+)
 
 
 # --- engine -> HTTP process ---------------------------------------------------------------------------------------
@@ -175,7 +210,10 @@ class SessionsReply(_Message, frozen=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A snapshot for health and metrics; counters count from the start of the engine process."""
+    """A snapshot for health and metrics; counters count from the start of the engine process, or of the model.
+
+    `free_blocks` could be handed out now, `used_blocks` are held by requests and sessions of this model.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -189,6 +227,23 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     generation_tokens: int = 0
     corrupt_messages: int = 0
+    used_blocks: int = 0
+
+
+def sum_stats(stats: Iterable[EngineStats]) -> EngineStats:
+    """Of all models together. Models that share a pool count its free blocks once each."""
+    return EngineStats(*(sum(column) for column in zip(*map(msgspec.structs.astuple, stats), strict=True)))
+
+
+class AdminReply(_Message, frozen=True):
+    """Answer to an AdminQuery, sent when it is done; a change of the models is announced before it (`Ready`).
+
+    `models` are the stats of each model then.
+    """
+
+    query_id: str
+    error: OutputError | None = None
+    models: dict[str, EngineStats] = {}
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -210,6 +265,7 @@ class Beat(_Message, frozen=True):
 
     `loop_stamp` is the monotonic time at which the loop last began or ended a step; `step_limit_s` is how long the
     step in progress may take before the engine counts as hung, None while idle or in an announced long operation.
+    `models` are the stats of each model by its first name, `stats` those of all together.
     """
 
     time: float
@@ -217,6 +273,7 @@ class Beat(_Message, frozen=True):
     step_limit_s: float | None = None
     stats: EngineStats = EngineStats()
     times: LoopTimes = LoopTimes()
+    models: dict[str, EngineStats] = {}
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -291,10 +348,11 @@ class ModelInfo(msgspec.Struct, frozen=True):
     total_blocks: int
     kv_bytes: int
     peak_concurrency: float
+    pooling: str = "mean"
 
 
 class Ready(_Message, frozen=True):
-    """The engine takes requests."""
+    """The engine takes requests for these models; sent again when one has been loaded or is to be unloaded."""
 
     models: list[ModelInfo]
 
@@ -305,4 +363,4 @@ class StartupFailed(_Message, frozen=True):
     reason: str
 
 
-EngineOutput = StepOutputs | SessionsReply | Beat | StepsReport | Progress | Ready | StartupFailed
+EngineOutput = StepOutputs | SessionsReply | AdminReply | Beat | StepsReport | Progress | Ready | StartupFailed

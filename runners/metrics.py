@@ -25,7 +25,8 @@ _GAUGES = {
     "running": ("num_requests_running", "Requests that hold a slot."),
     "queued_tokens": ("queued_tokens", "Prompt tokens of the requests in the queue."),
     "free_blocks": ("kv_blocks_free", "KV blocks that may be allocated."),
-    "total_blocks": ("kv_blocks_total", "KV blocks of the pool."),
+    "total_blocks": ("kv_blocks_total", "KV blocks that the model may hold: its quota, or its pool."),
+    "used_blocks": ("kv_blocks_used", "KV blocks that requests and sessions hold."),
 }
 _COUNTERS = {
     "steps": ("steps", "Steps launched on the device."),
@@ -33,7 +34,6 @@ _COUNTERS = {
     "evictions": ("kv_evictions", "Cached KV blocks given up for new requests."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
-    "corrupt_messages": ("engine_ipc_corrupt_messages", "Messages to the engine that could not be decoded."),
 }
 # Of every prompt token it is asked whether its KV is there already.
 _PREFIX_CACHE = {
@@ -70,13 +70,28 @@ class EngineCollector:
     def _engine(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        stats = self._client.stats
+        by_model = self._client.model_stats
         for field, (name, help_text) in _GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, help_text, value=getattr(stats, field))
+            gauge = GaugeMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            for model, stats in by_model.items():
+                gauge.add_metric([model], getattr(stats, field))
+            yield gauge
         for field, (name, help_text) in (*_COUNTERS.items(), *_PREFIX_CACHE.items()):
-            yield CounterMetricFamily(PREFIX + name, help_text, value=getattr(stats, field))
-        used = (stats.total_blocks - stats.free_blocks) / stats.total_blocks if stats.total_blocks else 0.0
-        yield GaugeMetricFamily(PREFIX + "kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", value=used)
+            counter = CounterMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            for model, stats in by_model.items():
+                counter.add_metric([model], getattr(stats, field))
+            yield counter
+        used = GaugeMetricFamily(
+            PREFIX + "kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", labels=["model_name"]
+        )
+        for model, stats in by_model.items():
+            used.add_metric([model], stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0)
+        yield used
+        yield CounterMetricFamily(
+            PREFIX + "engine_ipc_corrupt_messages",
+            "Messages to the engine that could not be decoded.",
+            value=self._client.stats.corrupt_messages,
+        )
 
     def _front_end(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -129,16 +144,19 @@ class EngineCollector:
     def _models(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily
 
-        stats = self._client.stats
+        labels = ["model_name", "device", "executor"]
+        pool = GaugeMetricFamily(
+            PREFIX + "kv_pool_bytes", "Size of the KV pool, which models may share.", labels=labels
+        )
+        used = GaugeMetricFamily(PREFIX + "kv_used_bytes", "Bytes of KV blocks in use.", labels=labels)
         for info in self._client.models:
-            labels = {"model_name": info.served_names[0], "device": info.device, "executor": info.executor}
-            kv_bytes = GaugeMetricFamily(PREFIX + "kv_pool_bytes", "Size of the KV pool.", labels=list(labels))
-            kv_bytes.add_metric(list(labels.values()), info.kv_bytes)
-            yield kv_bytes
-            used = GaugeMetricFamily(PREFIX + "kv_used_bytes", "Bytes of KV blocks in use.", labels=list(labels))
+            values = [info.served_names[0], info.device, info.executor]
+            stats = self._client.model_stats.get(values[0])
+            pool.add_metric(values, info.kv_bytes)
             block_bytes = info.kv_bytes / max(1, info.total_blocks)
-            used.add_metric(list(labels.values()), block_bytes * (stats.total_blocks - stats.free_blocks))
-            yield used
+            used.add_metric(values, block_bytes * (stats.used_blocks if stats is not None else 0))
+        yield pool
+        yield used
 
 
 class HttpCollector:

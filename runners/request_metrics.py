@@ -33,10 +33,11 @@ ABORTED = "abort"
 class RequestTimes:
     """One request's clock, in seconds of the monotonic clock."""
 
-    __slots__ = ("arrived_at", "first_at", "last_at", "num_generated", "num_prompt_tokens", "queue_s", "span")
+    __slots__ = ("arrived_at", "first_at", "last_at", "model", "num_generated", "num_prompt_tokens", "queue_s", "span")
 
-    def __init__(self, arrived_at: float, num_prompt_tokens: int) -> None:
+    def __init__(self, arrived_at: float, num_prompt_tokens: int, model: str = "") -> None:
         self.arrived_at = arrived_at
+        self.model = model
         self.num_prompt_tokens = num_prompt_tokens
         self.num_generated = 0
         self.queue_s: float | None = None
@@ -64,7 +65,7 @@ class RequestMetrics:
 
     def begin(self, request_id: str, model: str, num_prompt_tokens: int, now: float) -> RequestTimes:
         """A request goes to the engine."""
-        times = RequestTimes(now, num_prompt_tokens)
+        times = RequestTimes(now, num_prompt_tokens, model)
         if self.tracer is not None:
             times.span = self.tracer.begin(request_id, model, times)
         return times

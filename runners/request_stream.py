@@ -72,6 +72,8 @@ _ERRORS_BY_CODE: dict[str, type[WavelaneError]] = {
     "session_salt_mismatch": ConflictError,
     "session_not_found": NotFoundError,
     "invalid_request": InvalidRequestError,
+    "model_exists": ConflictError,
+    "model_not_loaded": InvalidRequestError,
 }
 
 

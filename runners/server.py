@@ -18,9 +18,11 @@ from runners.drain_signals import DrainSignals
 from runners.engine_client import EngineClient
 from runners.engine_state import EnginePhase
 from runners.engine_supervisor import EngineSupervisor
+from runners.errors import StartupError
 from runners.http_metrics import HttpMetrics
 from runners.messages import ModelInfo
 from runners.metrics import render
+from runners.model_admin import ModelAdmin
 from runners.process_guard import die_with_parent
 from runners.service_supervisor import end_supervisor
 from runners.slow_clients import drop_clients_that_do_not_read
@@ -42,17 +44,19 @@ class Server:
         self._service_name = service_name
         self._settings = ApiSettings.from_profile(profile, load_api_keys(profile.auth))
         self._text: dict[str, TextAssets] = {}
-        self._text_path: str | None = None
+        self._text_of: dict[str, tuple[ModelInfo, TextAssets]] = {}  # by a model's first name
         self.client = EngineClient(
             slots=profile.engine.slots,
             max_queued_requests=profile.admission.max_queued_requests,
             max_queued_tokens=profile.admission.max_queued_tokens,
             beat_limit_s=profile.watchdog.beat_s,
         )
-        self.supervisor = EngineSupervisor(resolved, self.client, self._on_ready)
+        self.admin = ModelAdmin(self.client, profile.models, profile.http.drain_deadline_s)
+        self.supervisor = EngineSupervisor(resolved, self.client, self._on_ready, lambda: self.admin.sections)
         self.http_metrics = HttpMetrics()
         self.app: Starlette = create_app(self._settings, self.client, self._text)
         self.app.state.metrics_text = self.metrics_text
+        self.app.state.admin = self.admin
         self._feed_task: asyncio.Task[None] | None = None
         self.completions = NativeCompletions(self.app.state)
 
@@ -93,19 +97,36 @@ class Server:
 
     async def _on_ready(self, models: list[ModelInfo]) -> None:
         """Tokenizer and template come from the files the engine has just loaded."""
-        (info,) = models
-        if self._text_path != info.path:
+        names = {info.served_names[0] for info in models}
+        for name in self._text_of.keys() - names:
+            info, _ = self._text_of.pop(name)
+            for alias in info.served_names:
+                self._text.pop(alias, None)
+        for info in models:
+            await self._add_text(info)
+
+    async def _add_text(self, info: ModelInfo) -> None:
+        name = info.served_names[0]
+        known = self._text_of.get(name)
+        if known is not None and known[0].path == info.path:
+            return
+        try:
             assets = await asyncio.to_thread(self._load_text, info)
-            self._text.update(dict.fromkeys(info.served_names, assets))
-            self._text_path = info.path
-            # Vocabularies are hundreds of thousands of objects that never die: collections need not walk them.
-            gc.collect()
-            gc.freeze()
+        except StartupError as error:
+            if not self.client.is_answering:
+                raise
+            self.client.refused[name] = str(error)  # a model that was added: the others go on
+            return
+        self._text.update(dict.fromkeys(info.served_names, assets))
+        self._text_of[name] = info, assets
+        # Vocabularies are hundreds of thousands of objects that never die: collections need not walk them.
+        gc.collect()
+        gc.freeze()
         url = service_url(self._service_name)
         logger.info("%s", start_report(info, self._resolved.name, url, self._settings.version))
 
     def _load_text(self, info: ModelInfo) -> TextAssets:
-        model = self._resolved.profile.models[0]
+        model = self.admin.section_of(info)
         tokenizer = Path(model.tokenizer) if model.tokenizer is not None else None
         tool_format = None if model.tool_parser == "auto" else ToolFormat(model.tool_parser)
         return load_text(Path(info.path), tokenizer, model.chat_template, tool_format)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runners.api.access import Access
+from runners.api.admin import AdminModel, AdminModels
 from runners.api.chat import ChatCompletions
 from runners.api.completions import Completions
 from runners.api.docs import Docs, OpenApi
@@ -65,6 +66,8 @@ _ROUTES: tuple[tuple[str, type[Endpoint]], ...] = (
     ("/readyz", Ready),
     ("/version", Version),
     ("/metrics", Metrics),
+    ("/admin/models", AdminModels),
+    ("/admin/models/{model_id:path}", AdminModel),
     ("/v1/{path:path}", UnknownPath),
 )
 
@@ -100,6 +103,7 @@ def create_app(
             "text": {} if text is None else text,
             "threads": threads,
             "access": Access(settings.keys),
+            "admin": None,
             "tracer": None,
             "metrics_text": str,  # the whole server's come from `runners.server`
             "feed": None,

@@ -46,7 +46,11 @@ class Embeddings(Endpoint):
         for prompt in prompts:
             validation.max_tokens_for(len(prompt.ids), 0, None, info.max_context, param="input")
         vectors = await self._vectors(
-            model, prompts, validation.priority(request, self.settings.most_urgent_priority), exchange.key_id
+            model,
+            info.pooling,
+            prompts,
+            validation.priority(request, self.settings.most_urgent_priority),
+            exchange.key_id,
         )
         _check_dimensions(request, vectors)
         is_base64 = request.encoding_format == "base64"
@@ -62,9 +66,11 @@ class Embeddings(Endpoint):
         }
         await exchange.reply(msgspec.json.encode(answer))
 
-    async def _vectors(self, model: str, prompts: list[Prompt], priority: int, key_id: str) -> list[bytes]:
+    async def _vectors(
+        self, model: str, pooling: str, prompts: list[Prompt], priority: int, key_id: str
+    ) -> list[bytes]:
         """The first error ends them all."""
-        params = SamplingParams(max_tokens=0, pooling=self.settings.pooling)
+        params = SamplingParams(max_tokens=0, pooling=pooling)
         streams: list[RequestStream] = []
         request_id = f"embd-{new_id()}"
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from runners.messages import EngineStats, ModelInfo, SessionFacts, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from configs.schema import ModelSection
 
 
 class OutputChunk(Protocol):
@@ -60,6 +63,11 @@ class Engine(Protocol):
     @property
     def stats(self) -> EngineStats: ...
     @property
+    def model_stats(self) -> Mapping[str, EngineStats]:
+        """By each model's first name."""
+        ...
+
+    @property
     def is_ready(self) -> bool: ...
 
     async def submit(
@@ -81,3 +89,26 @@ class Engine(Protocol):
     async def sessions(
         self, model: str, session_id: str | None = None, *, key_id: str = "", delete: bool = False
     ) -> list[SessionFacts]: ...
+
+
+class AdminStatus(Protocol):
+    """`status` is loading, ready or unloading; `info` is there once the model has been loaded."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def section(self) -> ModelSection: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def info(self) -> ModelInfo | None: ...
+
+
+class Admin(Protocol):
+    """Models that come and go, as `runners.model_admin.ModelAdmin` does it. Raises `runners.errors`."""
+
+    def status(self) -> Sequence[AdminStatus]: ...
+    def find(self, name: str) -> AdminStatus: ...
+    async def load(self, section: ModelSection) -> ModelInfo: ...
+    async def unload(self, name: str, deadline_s: float | None = None) -> None: ...
+    async def set_quota(self, name: str, quota_blocks: int | None) -> None: ...

@@ -30,7 +30,6 @@ class ApiSettings:
     default_max_tokens: int = 16
     max_tokens: int | None = None
     request_deadline_s: float | None = None
-    pooling: str = "mean"
     max_prompts: int = MAX_PROMPTS
     most_urgent_priority: int = 0
     request_log: bool = False
@@ -41,7 +40,7 @@ class ApiSettings:
     def from_profile(
         cls, profile: Profile, keys: Sequence[ApiKeySection] = (), version: str = DEFAULT_VERSION
     ) -> ApiSettings:
-        """The sections `http`, `limits` and `models` of a resolved profile."""
+        """The sections `http` and `limits` of a resolved profile."""
         return cls(
             keys=tuple(keys),
             max_body_bytes=profile.http.max_body_bytes,
@@ -51,7 +50,6 @@ class ApiSettings:
             default_max_tokens=profile.limits.default_max_tokens,
             max_tokens=profile.limits.max_tokens,
             request_deadline_s=profile.limits.request_deadline_s,
-            pooling=profile.models[0].pooling,
             max_prompts=min(MAX_PROMPTS, profile.engine.slots + profile.admission.max_queued_requests),
             most_urgent_priority=profile.fairness.most_urgent_priority,
             request_log=profile.telemetry.request_log,

@@ -94,6 +94,8 @@ def load_cuda_executor(
     decoder: Decoder,
     size_pool_for: Callable[[DeviceMemory], PoolSize],
     *,
+    streams: CudaStreams | None = None,
+    make_cache: Callable[[PoolSize], DeviceCache] | None = None,
     slots: int,
     max_context: int,
     max_step_tokens: int,
@@ -104,8 +106,9 @@ def load_cuda_executor(
 ) -> tuple[CudaExecutor, PoolSize]:
     """An executor on the decoder's GPU and its KV pool.
 
-    `size_pool_for` gets the device's memory, what steps will need counted as used. `capture_at_start` captures the
-    common graphs; the others follow in idle time, or as they are needed.
+    `size_pool_for` gets the device's memory, what steps will need counted as used. Executors of several models share
+    `streams`, and pools through `make_cache`; without these it has its own. `capture_at_start` captures the common
+    graphs; the others follow in idle time, or as they are needed.
     """
     device, config = decoder.device, decoder.config
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -113,12 +116,15 @@ def load_cuda_executor(
     used_before = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
     reserved = workspace_bytes(config, max_step_tokens, slots, decoder.dtype.itemsize)
     pool = size_pool_for(DeviceMemory(total_bytes, total_bytes - free_bytes + reserved))
-    cache = DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device)
+    if make_cache is not None:
+        cache = make_cache(pool)
+    else:
+        cache = DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device)
     graphs = CapturedSteps(device)
     executor = CudaExecutor(
         decoder,
         cache,
-        CudaStreams(device),
+        streams if streams is not None else CudaStreams(device),
         graphs,
         slots=slots,
         max_context=max_context,

@@ -255,6 +255,7 @@ class Scheduler:
             prompt_tokens=live.prompt_tokens,
             cached_tokens=live.cached_tokens,
             generation_tokens=self._generation_tokens,
+            used_blocks=self.cache.num_used,
         )
 
     def _checked(self) -> None:

@@ -90,10 +90,15 @@ class StepObserver:
         self._emissions: list[tuple[float, list[RequestOutput]]] = []
         self._skipped = 0
         self._last_end = 0.0
-        if trace is not None and profile is not None:
-            profile.keep_spans(self._phases)
+        if profile is not None:
+            self.take_phases(profile)
         self.next_flush = math.inf
         """When `flush` is due; never while nobody looks."""
+
+    def take_phases(self, profile: LoopProfile) -> None:
+        """The loop's phases go into the trace file, where one is written, with this model's steps."""
+        if self._trace is not None:
+            profile.keep_spans(self._phases)
 
     def step(self, plan: StepPlan, launched_at: float, now: float) -> None:
         """A step ended. With one step launched ahead, it began when the one before it ended; a flight runs beside."""

@@ -19,7 +19,7 @@ from configs.loader import load_profile
 from runners.engine_client import EngineClient
 from runners.http_metrics import HttpMetrics
 from runners.loop_profile import STEP_BOUNDS_S
-from runners.messages import LoopTimes, StepTimes
+from runners.messages import EngineStats, LoopTimes, StepTimes
 from runners.metrics import render
 from runners.request_metrics import RequestMetrics
 from tests.unit.test_start_report import INFO
@@ -44,6 +44,7 @@ def exported_metrics() -> set[str]:
     """Every sample name that a server with traffic exports."""
     client = EngineClient(slots=1, max_queued_requests=1, beat_limit_s=1.0)
     client.models = [INFO]
+    client.model_stats = {INFO.served_names[0]: EngineStats()}
     client.metrics = RequestMetrics()
     client.metrics.errors["x"] += 1
     client.times = LoopTimes({"decode": StepTimes([1] * (len(STEP_BOUNDS_S) + 1), 1.0)}, {"launch": 1.0})

@@ -169,6 +169,7 @@ class ScriptedEngine:
         self.models = [info if info is not None else model_info()]
         self.state = State()
         self.stats = EngineStats()
+        self.model_stats: dict[str, EngineStats] = {}
         self.submissions: list[Submission] = []
         self.known_sessions: dict[str, SessionFacts] = {}
         self.submit_error: WavelaneError | None = None

@@ -16,6 +16,7 @@ from configs.schema import AdmissionSection, Profile
 from runners.engine_client import EngineClient
 from runners.engine_core import EXIT_DEVICE_LOST, EXIT_LOOP_FAILED, EXIT_STOPPED, EngineCore
 from runners.engine_io import EngineIO, LoopVitals
+from runners.engine_startup import LoadedModel
 from runners.engine_state import EnginePhase
 from runners.errors import EngineUnavailableError, ModelNotFoundError, RequestFailedError
 from runners.execution.executor import Capabilities, DeviceLostError, Executor, LaunchError, StepResult
@@ -29,6 +30,7 @@ from runners.simulation.recorder import ArrivalRecorder
 from runners.simulation.trace import Arrival, read_trace
 from runners.step_clock import StepClock
 from tests.support.eventually import eventually
+from tests.support.scripted_engine import model_info
 
 NUM_BLOCKS = 64
 
@@ -79,7 +81,8 @@ class RunningCore:
         limits = SchedulerLimits(max_context=256, slots=4)
         self.scheduler = Scheduler(profile, executor.capabilities, cache, limits, check=True)
         self.io = EngineIO(folder / "e.sock", beat_interval_s=0.05)
-        self.core = EngineCore(self.io, self.scheduler, executor, served_names=["m"], recorder=recorder)
+        loaded = LoadedModel(self.scheduler, executor, model_info(name="m"))
+        self.core = EngineCore(self.io, [loaded], recorder=recorder)
         self.exit_status: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.client = EngineClient(slots=4, max_queued_requests=100, beat_limit_s=30.0)

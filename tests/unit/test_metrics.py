@@ -34,6 +34,7 @@ def samples(client: EngineClient) -> dict[str, float]:
 def test_every_counter_of_the_engine_is_there() -> None:
     client = client_of()
     client.stats = EngineStats(*range(1, 1 + len(EngineStats.__struct_fields__)))
+    client.model_stats = {INFO.served_names[0]: client.stats}
     client.models = [INFO]
     client.restarts = 3
     found = samples(client)
@@ -42,7 +43,7 @@ def test_every_counter_of_the_engine_is_there() -> None:
     assert found["wavelane_num_requests_running"] == stats.running
     assert found["wavelane_kv_blocks_free"] == stats.free_blocks
     assert found["wavelane_kv_blocks_total"] == stats.total_blocks
-    assert found["wavelane_kv_cache_usage_perc"] == 1 - stats.free_blocks / stats.total_blocks
+    assert found["wavelane_kv_cache_usage_perc"] == stats.used_blocks / stats.total_blocks
     assert found["wavelane_num_preemptions_total"] == stats.preemptions
     assert found["wavelane_prompt_tokens_total"] == stats.prompt_tokens
     assert found["wavelane_prefix_cache_queries_total"] == stats.prompt_tokens
@@ -59,7 +60,18 @@ def test_every_counter_of_the_engine_is_there() -> None:
 def test_a_model_that_has_not_loaded_has_no_pool() -> None:
     found = samples(client_of())
     assert "wavelane_kv_pool_bytes" not in found
-    assert found["wavelane_kv_cache_usage_perc"] == 0
+    assert "wavelane_kv_cache_usage_perc" not in found
+
+
+def test_what_the_engine_counts_is_labelled_by_model() -> None:
+    client = client_of()
+    client.model_stats = {"a": EngineStats(running=3, total_blocks=8, used_blocks=2), "b": EngineStats(running=5)}
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(render(client)):
+        for sample in family.samples:
+            found[sample.name, sample.labels.get("model_name", "")] = sample.value
+    assert (found["wavelane_num_requests_running", "a"], found["wavelane_num_requests_running", "b"]) == (3, 5)
+    assert (found["wavelane_kv_cache_usage_perc", "a"], found["wavelane_kv_cache_usage_perc", "b"]) == (0.25, 0)
 
 
 def test_the_times_of_a_request() -> None:

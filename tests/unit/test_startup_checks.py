@@ -11,7 +11,7 @@ import torch
 from configs.loader import load_profile
 from runners import engine_core
 from runners.engine_settings import EngineSettings
-from runners.engine_startup import load_engine
+from runners.engine_startup import ModelLoader
 from runners.errors import StartupError
 from runners.startup_checks import choose_device, context_in_pool, model_context
 
@@ -50,7 +50,8 @@ def simulated(folder: Path, **variables: str) -> EngineSettings:
     source = folder / "model.gguf"
     source.touch()
     env = {"WAVELANE_ENGINE__EXECUTOR": "simulated", "WAVELANE_MODELS__0__SOURCE": str(source), **variables}
-    return EngineSettings(str(folder / "s"), 0, "test", load_profile("cpu", env).profile)
+    profile = load_profile("cpu", env).profile
+    return EngineSettings(str(folder / "s"), 0, "test", profile, profile.models)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,8 @@ def simulated(folder: Path, **variables: str) -> EngineSettings:
     [{"WAVELANE_KV__POOL": "{blocks: 60}"}, {"WAVELANE_KV__POOL": "{blocks: 600}", "WAVELANE_KV__QUOTA_BLOCKS": "60"}],
 )
 def test_a_loaded_engine_never_promises_more_than_its_blocks_hold(tmp_path: Path, variables: dict[str, str]) -> None:
-    info = load_engine(simulated(tmp_path, **variables), lambda *_: None).info
+    (model,) = ModelLoader(simulated(tmp_path, **variables)).load_all(lambda *_: None)
+    info = model.info
     assert info.max_context == 960
     assert info.peak_concurrency == info.total_blocks / 60
 
@@ -69,7 +71,7 @@ def test_what_nobody_foresaw_ends_the_start_with_one_line_too(
     def load(*_: object) -> None:
         raise MemoryError("no room\nat all")
 
-    monkeypatch.setattr(engine_core, "load_engine", load)
+    monkeypatch.setattr(ModelLoader, "load_all", load)
     monkeypatch.setattr(engine_core, "_FRONT_END_TIMEOUT_S", 0.0)
     assert engine_core._serve(simulated(tmp_path)) == engine_core.EXIT_STARTUP_FAILED
     assert "start-up failed: MemoryError: no room" in caplog.messages

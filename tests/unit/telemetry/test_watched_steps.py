@@ -14,6 +14,7 @@ from configs.schema import AdmissionSection, Profile
 from runners.engine_client import EngineClient
 from runners.engine_core import EngineCore
 from runners.engine_io import EngineIO
+from runners.engine_startup import LoadedModel
 from runners.engine_state import EnginePhase
 from runners.execution.cost_model import CostModel
 from runners.execution.simulated import RealTimeClock, SimulatedExecutor
@@ -24,6 +25,7 @@ from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import PlanKind
 from runners.telemetry.step_observer import StepObserver
 from tests.support.eventually import eventually
+from tests.support.scripted_engine import model_info
 
 SLOTS = 4
 
@@ -37,7 +39,7 @@ class WatchedEngine:
         limits = SchedulerLimits(max_context=512, slots=SLOTS)
         scheduler = Scheduler(profile, executor.capabilities, CacheManager(128, 16), limits)
         self.io = EngineIO(folder / "e.sock", beat_interval_s=0.05)
-        self.core = EngineCore(self.io, scheduler, executor, served_names=["m"])
+        self.core = EngineCore(self.io, [LoadedModel(scheduler, executor, model_info(name="m"))])
         self.client = EngineClient(slots=SLOTS, max_queued_requests=100, beat_limit_s=30.0)
         self.reports: list[StepsReport] = []
         self.client.on_steps = self.reports.append
