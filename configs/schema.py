@@ -57,8 +57,8 @@ class EngineSection(Section):
     """The engine process."""
 
     executor: Literal["auto", "torch", "cuda", "simulated"] = "auto"
-    """What carries out the plans; auto is cuda on a GPU, else torch. simulated needs no weights: tokens are made up,
-    times come from a cost model."""
+    """What carries out the plans; auto is cuda on a GPU, else torch. simulated needs no weights: tokens are made up
+    (no grammar is followed), times come from a cost model."""
     device: str = "auto"
     """torch device of the `torch` and `cuda` executors; auto is cuda where there is one, else cpu."""
     slots: PositiveInt = 64

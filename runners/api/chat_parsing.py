@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runners.api.prompts import Prompt
 from runners.api.protocol import ChatCompletionRequest
 from runners.api.structured import refused, requested_grammar, requested_schema
 from runners.api.tools import ToolChoice, ToolUse, marker_writer, special_markers, tool_use
 from runners.errors import InvalidRequestError
-from runners.grammar.grammars import check
+from runners.grammar.grammars import ANY_OBJECT, check
 from runners.grammar.limits import GrammarError
-from runners.grammar.tool_grammars import answer_grammar, json_rule, tool_grammar
+from runners.grammar.tool_grammars import CALL_MARKERS, answer_grammar, json_rule, tool_grammar
 from runners.text.assets import TextAssets
 from runners.text.message_parser import MessageParser
 from runners.text.reasoning import ReasoningSplitter
@@ -67,8 +67,9 @@ def parser_markers(request: ChatCompletionRequest, assets: TextAssets | None) ->
 def chat_grammar(request: ChatCompletionRequest, assets: TextAssets | None, prompt: Prompt) -> tuple[str, str]:
     """(grammar, the field that asks for it) of a chat request; empty for free text.
 
-    A forced call excludes other constraints; with tools to choose from, a JSON schema leaves calls possible. Models
-    that think may think first. InvalidRequestError for a tool whose schema cannot be followed.
+    A forced call excludes other constraints; with tools to choose from, a JSON schema leaves calls possible. Strict
+    tools bind the arguments of calls that the model makes of itself, where a marker says that one begins. Models that
+    think may think first. InvalidRequestError for a tool whose schema cannot be followed.
     """
     grammar, field = requested_grammar(request)
     parsing = parsing_of(request, assets, prompt)
@@ -88,10 +89,17 @@ def chat_grammar(request: ChatCompletionRequest, assets: TextAssets | None, prom
             return _tool_grammar(parsing, assets, schema), field
         marker = marker_writer(assets.tokenizer)
         return answer_grammar(json_rule(schema), marker=marker, thought_is_open=parsing.thought_is_open), field
+    if not grammar and use.strict and parsing.tool_format in CALL_MARKERS:
+        loose = tuple((name, schema if name in use.strict else ANY_OBJECT) for name, schema in use.functions)
+        parsing = replace(parsing, use=replace(use, functions=loose))
+        _check_schemas(parsing.use)
+        return _tool_grammar(parsing, assets, or_text=True), "tools"
     return grammar, field
 
 
-def _tool_grammar(parsing: Parsing, assets: TextAssets, or_schema: dict[str, object] | None = None) -> str:
+def _tool_grammar(
+    parsing: Parsing, assets: TextAssets, or_schema: dict[str, object] | None = None, *, or_text: bool = False
+) -> str:
     assert assets.tokenizer is not None
     return tool_grammar(
         parsing.tool_format,
@@ -101,6 +109,7 @@ def _tool_grammar(parsing: Parsing, assets: TextAssets, or_schema: dict[str, obj
         thinks=parsing.thinks,
         thought_is_open=parsing.thought_is_open,
         or_schema=or_schema,
+        or_text=or_text,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runners.api.interfaces import OutputChunk, RequestStream
@@ -213,3 +214,32 @@ class Choice:
         self.finish_reason = FinishReason.STOP
         self._stream.finish(self.completion_tokens + kept)
         return kept
+
+
+async def collect(choices: Sequence[Choice]) -> list[Delta]:
+    """Everything each choice generates, as one delta a choice. The first error ends them all."""
+    if len(choices) == 1:
+        return [await _collect_one(choices[0])]
+    tasks = [asyncio.ensure_future(_collect_one(choice)) for choice in choices]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _collect_one(choice: Choice) -> Delta:
+    texts: list[str] = []
+    whole = Delta("", [])
+    async for delta in choice.deltas():
+        texts.append(delta.text)
+        whole.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            whole.logprobs = [*(whole.logprobs or ()), *delta.logprobs]
+        if delta.prompt_logprobs is not None:
+            whole.prompt_logprobs = delta.prompt_logprobs
+        if delta.message is not None:
+            whole.message = whole.message or MessageDelta()
+            whole.message.add(delta.message)
+    whole.text = "".join(texts)
+    return whole

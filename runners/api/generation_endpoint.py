@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,7 +14,7 @@ from starlette.datastructures import State
 
 from runners.api import validation
 from runners.api.endpoint import Endpoint, Exchange, new_id
-from runners.api.generation import Choice, Delta, TextOptions
+from runners.api.generation import Choice, Delta, TextOptions, collect
 from runners.api.interfaces import RequestStream
 from runners.api.logprobs import TokenTexts
 from runners.api.prompts import Prompt, TextThreads, require_text
@@ -26,7 +25,6 @@ from runners.api.structured import check_grammar, requested_grammar
 from runners.api.submission import Plan, Submitter, plan_choices
 from runners.messages import ModelInfo
 from runners.text.assets import TextAssets
-from runners.text.message_parser import MessageDelta
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
@@ -273,35 +271,6 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             "created": generation.created,
             "model": generation.model,
         }
-
-
-async def collect(choices: Sequence[Choice]) -> list[Delta]:
-    """Everything each choice generates, as one delta a choice. The first error ends them all."""
-    if len(choices) == 1:
-        return [await _collect_one(choices[0])]
-    tasks = [asyncio.ensure_future(_collect_one(choice)) for choice in choices]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _collect_one(choice: Choice) -> Delta:
-    texts: list[str] = []
-    whole = Delta("", [])
-    async for delta in choice.deltas():
-        texts.append(delta.text)
-        whole.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            whole.logprobs = [*(whole.logprobs or ()), *delta.logprobs]
-        if delta.prompt_logprobs is not None:
-            whole.prompt_logprobs = delta.prompt_logprobs
-        if delta.message is not None:
-            whole.message = whole.message or MessageDelta()
-            whole.message.add(delta.message)
-    whole.text = "".join(texts)
-    return whole
 
 
 def _mean_logprob(result: Delta) -> float:

@@ -29,11 +29,13 @@ class ToolChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`functions` are those that may be called: with a named choice that one alone."""
+    """`functions` are those that may be called: with a named choice that one alone. `strict`: names of those whose
+    arguments must follow their schema although the model is free to call or not."""
 
     choice: ToolChoice
     functions: tuple[Function, ...] = ()
     parallel: bool = True
+    strict: frozenset[str] = frozenset()
 
     @property
     def is_forced(self) -> bool:
@@ -83,7 +85,8 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse:
     if wanted == "none" or (not tools and wanted in (None, "auto")):
         return ToolUse(ToolChoice.NONE)
     if wanted in (None, "auto"):
-        return ToolUse(ToolChoice.AUTO, functions, parallel)
+        strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True)
+        return ToolUse(ToolChoice.AUTO, functions, parallel, strict)
     name = _named(wanted)
     if not tools:
         raise InvalidRequestError("Invalid value for 'tool_choice': there are no tools to choose.", param="tool_choice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ MAX_CALLS = 8
 
 Function = tuple[str, Mapping[str, Any]]
 """Name and schema of the arguments."""
+
+CALL_MARKERS = {ToolFormat.HERMES: "<tool_call>", ToolFormat.MISTRAL: "[TOOL_CALLS]"}
+"""What begins a call, in the formats where no other text can: there a model may be bound only from the marker on."""
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -27,18 +31,24 @@ def tool_grammar(
     thinks: bool = False,
     thought_is_open: bool = False,
     or_schema: Mapping[str, Any] | None = None,
+    or_text: bool = False,
 ) -> str:
     """Lark grammar of one call, or with `parallel` of up to MAX_CALLS.
 
     `marker` writes a marker text as the vocabulary has it: quoted text, or `<[id]>` for a special token. With `thinks`
     a thought may come first; with `thought_is_open` the prompt has begun it. `or_schema`: JSON by this schema will do.
+    `or_text`: so will any text, also before the first call; for formats whose calls begin with a marker.
     """
     answers = "calls" if or_schema is None else "calls | answer"
+    if or_text:
+        answers = "free"
     rules = [_start(answers, marker, thinks=thinks, thought_is_open=thought_is_open)]
+    if or_text:
+        rules.append(_free_rules(CALL_MARKERS[tool_format], marker))
     if or_schema is not None:
         rules.append(f"answer: {json_rule(or_schema)}")
     last = MAX_CALLS - 1 if parallel else 0
-    rules.append(_calls_rule(tool_format, last, marker))
+    rules.append(_calls_rule(tool_format, last, marker, opened_by_text=or_text))
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
     key = "parameters" if tool_format is ToolFormat.LLAMA3 else "arguments"
     for index, (name, schema) in enumerate(functions):
@@ -75,15 +85,32 @@ def _start(answers: str, marker: Callable[[str], str], *, thinks: bool, thought_
     return f"start: {opened} /[ \\n]{{0,4}}/ ({answers})\n{thought}"
 
 
-def _calls_rule(tool_format: ToolFormat, last: int, marker: Callable[[str], str]) -> str:
+def _free_rules(opener: str, marker: Callable[[str], str]) -> str:
+    """Text alone, or text and calls. `calls` then begins behind the first marker."""
+    token = marker(opener)
+    if token != quoted(opener):
+        # A special token stands outside of text.
+        return f"free: FREE_TEXT ({token} calls)?\nFREE_TEXT: /[\\s\\S]*/"
+    spelled = re.escape(opener)
+    return (
+        f"free: FREE_TEXT | preface calls\nFREE_TEXT: /[\\s\\S]*/ & ~/[\\s\\S]*{spelled}[\\s\\S]*/\n"
+        f"preface[lazy]: /[\\s\\S]*{spelled}/"
+    )
+
+
+def _calls_rule(
+    tool_format: ToolFormat, last: int, marker: Callable[[str], str], *, opened_by_text: bool = False
+) -> str:
     more = f"(%s call){{0,{last}}}" if last else ""
     match tool_format:
         case ToolFormat.HERMES:
             opener, closer = marker("<tool_call>"), marker("</tool_call>")
-            block = f'{opener} "\\n" call "\\n" {closer}'
-            return f"calls: {block}" + (f' ("\\n" {block}){{0,{last}}}' if last else "")
+            rest = f'"\\n" call "\\n" {closer}'
+            first = rest if opened_by_text else f"{opener} {rest}"
+            return f"calls: {first}" + (f' ("\\n" {opener} {rest}){{0,{last}}}' if last else "")
         case ToolFormat.MISTRAL:
-            return f'calls: {marker("[TOOL_CALLS]")} "[" call {more % quoted(", ") if last else ""} "]"'
+            opener = "" if opened_by_text else marker("[TOOL_CALLS]")
+            return f'calls: {opener} "[" call {more % quoted(", ") if last else ""} "]"'
         case ToolFormat.LLAMA3:
             return f"calls: call {more % quoted('; ') if last else ''}"
         case ToolFormat.JSON:

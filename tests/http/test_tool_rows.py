@@ -124,6 +124,23 @@ async def test_forced_calls_are_constrained(server: Server) -> None:
     assert "answer" in server.engine.submissions[-1].params.grammar
 
 
+@pytest.mark.parametrize("marker", ["<tool_call>", "[TOOL_CALLS]"])
+async def test_strict_tools_bind_calls_that_the_model_makes_of_itself(tmp_path: Path, marker: str) -> None:
+    folder = write_byte_level(tmp_path, chat_template=CHAT_TEMPLATE + f"{{# {marker} #}}")
+    add, now = TOOLS
+    strict = [{**add, "function": {**add["function"], "strict": True}}, now]
+    async with in_process(folder, eos_token_ids=[EOS]) as server:
+        assert server.engine is not None
+        server.script(says("Hello."))
+        for fields, is_bound in (({"tools": strict}, True), ({"tools": strict, "tool_choice": "none"}, False)):
+            answer = await server.answer(CHAT, messages=MESSAGES, max_tokens=99, **fields)
+            assert answer["choices"][0]["message"]["content"] == "Hello."
+            grammar = server.engine.submissions[-1].params.grammar
+            assert ("FREE_TEXT" in grammar and '"required": ["a"]' in grammar) is is_bound
+        refused = {**add, "function": {"name": "add", "strict": True, "parameters": {"not": {"type": "string"}}}}
+        assert (await server.refusal(CHAT, messages=MESSAGES, tools=[refused]))["param"] == "tools"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "sometimes", "tools": TOOLS}, "tool_choice"),

@@ -9,7 +9,14 @@ import pytest
 
 from runners.grammar import grammars
 from runners.grammar.compiler import GrammarCompiler
-from runners.grammar.tool_grammars import MAX_CALLS, NO_PARAMETERS, answer_grammar, json_rule, tool_grammar
+from runners.grammar.tool_grammars import (
+    CALL_MARKERS,
+    MAX_CALLS,
+    NO_PARAMETERS,
+    answer_grammar,
+    json_rule,
+    tool_grammar,
+)
 from runners.text.assets import load_text
 from runners.text.message_parser import MessageDelta, MessageParser
 from runners.text.reasoning import ReasoningSplitter
@@ -69,6 +76,34 @@ def test_what_the_grammar_allows_the_parser_reads(tool_format: ToolFormat) -> No
         assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == [("add", {"a": 1}), ("now", {})][
             :count
         ]
+
+
+@pytest.mark.parametrize("tool_format", list(CALL_MARKERS))
+@pytest.mark.parametrize("is_special", [False, True])
+def test_text_or_calls(compiler: GrammarCompiler, tool_format: ToolFormat, is_special: bool) -> None:
+    """Any text is fine; from the first marker on, only calls that follow their schemas."""
+    opener = CALL_MARKERS[tool_format]
+
+    def marker(text: str) -> str:
+        return f"<[{IM_START}]>" if is_special and text == opener else grammars.quoted(text)
+
+    def ids(text: str) -> list[int]:
+        first, *rest = text.split(opener)
+        opening = [IM_START] if is_special else list(opener.encode())
+        return list(first.encode()) + [token for part in rest for token in (*opening, *part.encode())]
+
+    single = tool_grammar(tool_format, FUNCTIONS, parallel=False, marker=marker, or_text=True)
+    several = tool_grammar(tool_format, FUNCTIONS, parallel=True, marker=marker, or_text=True)
+    for grammar in (single, several):
+        for text in ("", "Hello.\n", opener[:-1], f"a {opener[:3]} b", '{"name": "sub"}'):
+            assert accepts(compiler, grammar, ids(text)), text
+        for text in (ONE[tool_format], "I will add.\n" + ONE[tool_format]):
+            assert accepts(compiler, grammar, ids(text)), text
+            assert not accepts(compiler, grammar, ids(text.replace('"a": 1', '"a": "x"')))
+            assert not accepts(compiler, grammar, ids(text.replace('add", ', 'sub", ')))
+        assert not accepts(compiler, grammar, ids("text " + opener + "nothing"))
+    assert accepts(compiler, several, ids("Both. " + TWO[tool_format]))
+    assert not accepts(compiler, single, ids("Both. " + TWO[tool_format]))
 
 
 def test_calls_are_bounded(compiler: GrammarCompiler) -> None:
