@@ -43,7 +43,7 @@ CONFIG = {
     # `/metrics` is a route of ours: BentoML's own request metrics keep memory for every path that anyone has tried.
     "metrics": {"enabled": False},
     # A span for every chunk of a stream costs four times what the chunk itself costs.
-    "tracing": {"excluded_urls": ["/v1/", *_PROBES]},
+    "tracing": {"excluded_urls": ["/v1/", "/telemetry", *_PROBES]},
     "http": {
         "cors": {
             "enabled": bool(_cors),

@@ -1,6 +1,7 @@
 """What an open dashboard costs the engine: rounds with and without a reader of its event stream, in turn.
 
     python -m benchmarks.page_cost --streams 64 --tokens 400 --rounds 6
+    python -m benchmarks.page_cost --host    # the host's part of a step alone, without sockets and processes
 
 `bentoml serve` with the simulated executor (steps of `--step-us`; `--executor torch` runs the default model instead).
 The reader takes every event and draws nothing: a browser on another machine. Step times are those of the engine's own
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +29,16 @@ from pathlib import Path
 import psutil
 
 from benchmarks.http_path import ROOT, cpu_seconds, find, free_port, read_stream, wait_ready
+from configs.loader import load_profile
+from runners.execution.cost_model import CostModel
+from runners.execution.simulated import SimulatedExecutor, VirtualClock
+from runners.ipc import encode
+from runners.kv_cache.cache_manager import CacheManager
+from runners.messages import AddRequest, pack_ids
+from runners.request import SamplingParams
+from runners.scheduling.scheduler import Scheduler, SchedulerLimits
+from runners.scheduling.scheduler_output import StepPlan
+from runners.telemetry.step_observer import StepBatch, StepObserver
 
 _DECODE_STEPS = re.compile(r'^wavelane_step_time_seconds_(sum|count)\{kind="decode"\} (\S+)$', re.MULTILINE)
 
@@ -108,6 +121,53 @@ def report(closed: Sequence[Round], opened: Sequence[Round]) -> None:
     print(f"step time, open against closed: {100 * change:+.2f} %")
 
 
+def host_part(rows: int, *, is_watched: bool | None, steps: int = 1500) -> tuple[float, float]:
+    """CPU µs a step of what the loop thread does beside the device, and of what the I/O thread adds; `is_watched` None:
+    without an observer. A flush every 10 steps: those of 5 ms."""
+    executor = SimulatedExecutor(CostModel.constant(0.0), VirtualClock())
+    limits = SchedulerLimits(max_context=8192, slots=rows)
+    scheduler = Scheduler(load_profile("balanced", {}).profile, executor.capabilities, CacheManager(40_000, 16), limits)
+    batches: list[StepBatch] = []
+    observer = StepObserver("m", scheduler, lambda: bool(is_watched), batches.append)
+    for row in range(rows):
+        params = SamplingParams(max_tokens=steps + 200, temperature=0.0, ignore_eos=True)
+        scheduler.add_request(AddRequest(f"r{row}", "m", pack_ids([row, 1, 2, 3]), params, 0.0), 0.0)
+    plans: dict[int, StepPlan] = {}
+    started = loop_ns = 0
+    for number in range(steps + 100):
+        if number == 100:
+            started = time.thread_time_ns()
+        now = number * 0.005
+        plan = scheduler.schedule(now)
+        if isinstance(plan, StepPlan):
+            plans[plan.step_id] = plan
+            executor.launch(plan)
+        if scheduler.num_uncommitted > 1:
+            result = executor.collect()
+            step = plans.pop(result.step_id)
+            if is_watched is not None:
+                observer.step(step, now, now + 0.004)
+                if number % 10 == 0 and observer.next_flush != math.inf:
+                    observer.flush(now)
+            scheduler.commit(result, (), now)
+        scheduler.take_outputs()
+    loop_ns = time.thread_time_ns() - started
+    started = time.thread_time_ns()
+    for batch in batches:
+        encode(batch.report())
+    return loop_ns / steps / 1000, (time.thread_time_ns() - started) / steps / 1000
+
+
+def report_host(rows: int, rounds: int) -> None:
+    kinds = {"no observer": None, "page closed": False, "page open": True}
+    best = dict.fromkeys(kinds, (math.inf, math.inf))
+    for _ in range(rounds):
+        for name, is_watched in kinds.items():
+            best[name] = min(best[name], host_part(rows, is_watched=is_watched))
+    for name, (loop_us, io_us) in best.items():
+        print(f"{rows} rows, {name}: loop thread {loop_us:.1f} µs a step, I/O thread {io_us:.1f} µs a step more")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
@@ -116,7 +176,11 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=1, help="pages that are open in the rounds with one")
     parser.add_argument("--executor", choices=("simulated", "torch"), default="simulated")
     parser.add_argument("--step-us", type=int, default=5_000, help="time of a simulated step")
+    parser.add_argument("--host", action="store_true", help="the host's part of a step, in process, best of the rounds")
     options = parser.parse_args()
+    if options.host:
+        report_host(options.streams, options.rounds)
+        return
     port = free_port()
     closed: list[Round] = []
     opened: list[Round] = []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +20,8 @@ from runners.api.page import _FOLDER
 from runners.api.settings import ApiSettings
 from tests.support.live_server import LiveServer, live_server
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.server import BentoServer
+from tests.support.tiny_tokenizers import write_byte_level
 from tests.support.watched_engine import watched
 
 KEY = "wl-page-test"
@@ -100,6 +104,26 @@ def test_without_the_page_there_is_neither() -> None:
     for server in serve(ApiSettings(page=False)):
         for path in ("/", "/page/index.html", "/telemetry"):
             assert httpx.get(server.url + path).status_code == 404
+
+
+def test_bentoml_serves_it_and_an_open_page_does_not_delay_the_end(tmp_path: Path) -> None:
+    write_byte_level(tmp_path)
+    env = {"WAVELANE_ENGINE__EXECUTOR": "simulated", "WAVELANE_MODELS__0__SOURCE": str(tmp_path)}
+    with BentoServer(tmp_path, env) as server:
+        server.wait_ready()
+        assert server.http.get("/").text == (_FOLDER / "index.html").read_text()
+        with server.http.stream("GET", "/telemetry") as response:
+            lines = response.iter_lines()
+            assert next_event(lines)[0] == "opening"
+            body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True}
+            assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+            names = set()
+            while not {"second", "steps"} <= names:
+                names.add(next(lines).removeprefix("event: "))
+            server.send(signal.SIGTERM)
+            for _ in lines:
+                pass
+        server.wait_exit(30)
 
 
 def test_before_the_start_the_stream_is_unavailable() -> None:

@@ -84,7 +84,7 @@ export class Chat {
     this.connection = new AbortController();
     const connection = this.connection;
     this.showButtons();
-    field("stop").focus();
+    field("stop").focus({ preventScroll: true });
     try {
       const response = await request(PATH, {
         method: "POST",
@@ -104,7 +104,9 @@ export class Chat {
     this.connection = null;
     this.showButtons();
     setText(this.status, answer.summary());
-    if (document.activeElement === document.body || document.activeElement === field("stop")) this.prompt.focus();
+    // Who typed may type on; on a touch screen that would bring the keyboard up, and who has scrolled away stays there.
+    const isFree = document.activeElement === document.body || document.activeElement === field("stop");
+    if (isFree && !matchMedia("(pointer: coarse)").matches) this.prompt.focus({ preventScroll: true });
   }
 }
 
