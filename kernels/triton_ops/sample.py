@@ -18,19 +18,9 @@ import triton.language as tl
 from kernels.sampling import SamplingTensors
 from kernels.triton_ops.gumbel import gumbel_noise
 from kernels.triton_ops.launch import arrival_counters, dependent_launch, start_next, wait_for_inputs
-from kernels.triton_ops.threshold_search import (
-    DIGIT_BITS,
-    KEEP_ALL,
-    KEY_BITS,
-    distance_behind,
-    fixed_point_key,
-    top_k_search_kernel,
-)
+from kernels.triton_ops.threshold_search import distance_behind, fixed_point_key, top_k_bound
 
 CHUNK = 2048
-# Many rows fill the GPU anyway: then fewer, longer chunks spend less on the sums at their end.
-LONG_SEARCH_CHUNK, LONG_SEARCH_ROWS = 8192, 16
-SEARCH_BLOCK = 256
 # Rounds that launch a program a chunk, after the first draw.
 WIDE_ROUNDS = 3
 
@@ -268,7 +258,7 @@ def sample(logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors
     launch = {"COMPILED": not triton.knobs.runtime.interpret, **dependent_launch(logits)}
     shape = {"CHUNK": CHUNK, "BLOCK_C": triton.next_power_of_2(num_chunks), "num_warps": 8, **launch}
     has_both = params.any_top_k and params.any_top_p
-    k_bound = _top_k_bound(logits, best_ids, params, counters) if has_both else None
+    k_bound = top_k_bound(logits, best_ids, params, counters) if has_both else None
     drawn_by = (params.seeds, params.positions)
     state = (out, wanted, pending)
     first_draw_kernel[grid](
@@ -297,41 +287,3 @@ def sample(logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors
         *filters, *drawn_by, *state, logits.stride(0), vocab_size, CHUNK=CHUNK, num_warps=16, **launch
     )
     return out
-
-
-def _top_k_bound(
-    logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors, counters: torch.Tensor
-) -> torch.Tensor:
-    """Key of the last token that top-k keeps [n] int32, of rows that have top-p too; KEEP_ALL of the others."""
-    num_rows, vocab_size = logits.shape
-    chunk = LONG_SEARCH_CHUNK if num_rows >= LONG_SEARCH_ROWS else CHUNK
-    num_chunks = triton.cdiv(vocab_size, chunk)
-    bound = torch.full((num_rows,), KEEP_ALL, dtype=torch.int32, device=logits.device)
-    prefix = torch.empty_like(bound)
-    remaining = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    sums = torch.empty(num_rows, num_chunks, 16, dtype=torch.float32, device=logits.device)
-    for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
-        top_k_search_kernel[(num_rows, num_chunks)](
-            logits,
-            best_ids,
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            bound,
-            prefix,
-            remaining,
-            sums,
-            counters,
-            logits.stride(0),
-            vocab_size,
-            num_chunks,
-            SHIFT=shift,
-            FIRST=shift == KEY_BITS - DIGIT_BITS,
-            COMPILED=not triton.knobs.runtime.interpret,
-            CHUNK=chunk,
-            BLOCK=SEARCH_BLOCK,
-            BLOCK_C=triton.next_power_of_2(num_chunks),
-            num_warps=8,
-            **dependent_launch(logits),
-        )
-    return bound

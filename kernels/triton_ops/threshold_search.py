@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.launch import start_next, wait_for_inputs
+from kernels.sampling import SamplingTensors
+from kernels.triton_ops.launch import dependent_launch, start_next, wait_for_inputs
+
+CHUNK, BLOCK = 2048, 256
+# Many rows fill the GPU anyway: then fewer, longer chunks spend less on the sums at their end.
+LONG_CHUNK, LONG_CHUNK_ROWS = 8192, 16
 
 # A key counts steps of 2^-19 behind the likeliest token, up to 32: e^-32 times a vocabulary is nothing. Tokens closer
 # than a step, 2e-6 of log-probability, count as equals.
@@ -118,3 +124,41 @@ def top_k_search_kernel(
         tl.store(counters_ptr + row, 0)
         if SHIFT == 0:
             tl.store(bound_ptr + row, prefix)
+
+
+def top_k_bound(
+    logits: torch.Tensor, best_ids: torch.Tensor, params: SamplingTensors, counters: torch.Tensor
+) -> torch.Tensor:
+    """Key of the last token that top-k keeps [n] int32, of rows that have top-p too; KEEP_ALL of the others."""
+    num_rows, vocab_size = logits.shape
+    chunk = LONG_CHUNK if num_rows >= LONG_CHUNK_ROWS else CHUNK
+    num_chunks = triton.cdiv(vocab_size, chunk)
+    bound = torch.full((num_rows,), KEEP_ALL, dtype=torch.int32, device=logits.device)
+    prefix = torch.empty_like(bound)
+    remaining = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    sums = torch.empty(num_rows, num_chunks, 16, dtype=torch.float32, device=logits.device)
+    for shift in range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
+        top_k_search_kernel[(num_rows, num_chunks)](
+            logits,
+            best_ids,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            bound,
+            prefix,
+            remaining,
+            sums,
+            counters,
+            logits.stride(0),
+            vocab_size,
+            num_chunks,
+            SHIFT=shift,
+            FIRST=shift == KEY_BITS - DIGIT_BITS,
+            COMPILED=not triton.knobs.runtime.interpret,
+            CHUNK=chunk,
+            BLOCK=BLOCK,
+            BLOCK_C=triton.next_power_of_2(num_chunks),
+            num_warps=8,
+            **dependent_launch(logits),
+        )
+    return bound

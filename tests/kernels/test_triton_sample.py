@@ -58,6 +58,22 @@ def test_sample_equals_reference(triton_device, vocab, seed):
     assert draw(logits, params) == expected(logits, params)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (0, 0.9), (50, 1.0), (50, 0.9), (0, 0.3)])
+def test_a_whole_batch_over_a_large_vocabulary(top_k, top_p):
+    """One instruction for a logarithm errs by 2^-22: of 256 rows one may draw another token than the reference."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda")
+    logits = random_tensor(256, 128256, dtype=torch.float32, device=device, scale=3)
+    params = sampling_tensors(device, [0.7] * 256, [top_k] * 256, [top_p] * 256, [0.0] * 256)
+    tokens = draw(logits, params)
+    differing = sum(token != other for token, other in zip(tokens, expected(logits, params), strict=True))
+    assert differing <= 1
+    for row in (0, 100, 255):
+        assert draw(logits[row : row + 1], first_rows(params, row + 1, row)) == tokens[row : row + 1]
+
+
 def test_equals_of_the_threshold_are_kept(triton_device):
     logits = torch.full((12, 40), -5.0, device=triton_device)
     logits[:, 10:20] = 1.0
