@@ -1,4 +1,4 @@
-"""A session is called "key/name" in the engine. Its errors reach the client, who must not read the key's name in them."""
+"""A session is called "key/name" in the engine; its errors reach the client, who must not read a key in them."""
 
 from __future__ import annotations
 
