@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.support.faulty_messages import GARBAGE
-from tests.support.server import BentoServer, eventually
+from tests.support.server import ROOT, BentoServer, eventually
 from tests.support.tiny_tokenizers import write_byte_level
 
 KILLS = int(os.environ.get("WAVELANE_TEST_KILLS", "3"))
@@ -250,51 +250,12 @@ def test_corrupt_messages_under_load(tmp_path: Path) -> None:
         assert_nothing_is_held(server)
 
 
-SHIFTED_CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-
-/* The wall clock, moved by the seconds that stand in a file; other clocks as they are. */
-static long shift(void) {
-    long seconds = 0;
-    const char *path = getenv("SHIFT_FILE");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    if (file) {
-        if (fscanf(file, "%ld", &seconds) != 1) seconds = 0;
-        fclose(file);
-    }
-    return seconds;
-}
-
-int clock_gettime(clockid_t id, struct timespec *result) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int status = real(id, result);
-    if (status == 0 && id == CLOCK_REALTIME) result->tv_sec += shift();
-    return status;
-}
-
-int gettimeofday(struct timeval *result, void *zone) {
-    struct timespec now;
-    (void)zone;
-    int status = clock_gettime(CLOCK_REALTIME, &now);
-    result->tv_sec = now.tv_sec;
-    result->tv_usec = now.tv_nsec / 1000;
-    return status;
-}
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_wall_clock_that_jumps(tmp_path: Path) -> None:
     """A day ahead, then a week back: no beat counts as missed, no deadline as passed, no request ends."""
-    source, library, shift = tmp_path / "clock.c", tmp_path / "clock.so", tmp_path / "shift"
-    source.write_text(SHIFTED_CLOCK)
+    library, shift = tmp_path / "clock.so", tmp_path / "shift"
+    source = ROOT / "tests" / "support" / "shifted_clock.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     shift.write_text("0")
     env = {
