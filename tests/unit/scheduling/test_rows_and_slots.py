@@ -142,3 +142,16 @@ def test_rows_stay_dense_with_at_most_one_move_for_each_that_leaves(actions):
         assert {request.request_id for request in batch} == {request.request_id for request in inside}
         assert len({request.row for request in inside}) == len(inside)
     assert batch.num_moves <= left
+
+
+def test_who_joins_takes_the_lowest_hole():
+    batch = DecodeBatch()
+    requests = [Request(f"r{n}", [1], SamplingParams(max_tokens=1), table=BlockTable(b"")) for n in range(5)]
+    for request in requests[:4]:
+        batch.join(request)
+    batch.discard(requests[0])
+    batch.discard(requests[2])
+    batch.join(requests[4])
+    assert requests[4].row == 0
+    assert batch.compact() == [requests[4], requests[1], requests[3]]
+    assert batch.num_moves == 1

@@ -238,3 +238,12 @@ def test_an_urgent_request_is_admitted_first_and_the_other_class_does_not_starve
     arrived_later = {f"chat{number}" for number in range(60) if 2 + 20 * number > 501}
     after_batch = set(order[order.index("batch") + 1 :])
     assert arrived_later <= after_batch | {"batch"}
+
+
+def test_prompts_cost_what_is_computed_of_them():
+    scenario = Scenario(slots=1)
+    for number in range(6):
+        scenario.request(f"long{number}", 90, 1, message={"key_id": "long"})
+        scenario.request(f"short{number}", 20, 1, message={"key_id": "short"})
+    scenario.run()
+    assert first_tokens_in_order(scenario)[:7] == ["long0", *(f"short{number}" for number in range(5)), "long1"]
