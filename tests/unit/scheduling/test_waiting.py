@@ -247,3 +247,17 @@ def test_prompts_cost_what_is_computed_of_them():
         scenario.request(f"short{number}", 20, 1, message={"key_id": "short"})
     scenario.run()
     assert first_tokens_in_order(scenario)[:7] == ["long0", *(f"short{number}" for number in range(5)), "long1"]
+
+
+def test_a_key_that_leaves_and_comes_back_still_owes_what_it_was_given_beyond_the_others():
+    queue = WaitingQueue()
+    push(queue, make(0, key="steady"))
+    greedy = push(queue, make(1, key="greedy"))
+    queue.discard(greedy)
+    greedy.account.charge(1000)  # type: ignore[union-attr]
+    greedy.account.num_live -= 1  # type: ignore[union-attr]
+    queue.close_account(greedy.account)  # type: ignore[arg-type]
+    push(queue, make(2, key="greedy"))
+    for number in range(3, 8):
+        push(queue, make(number, key="steady"))
+    assert drain(queue)[-1] == "r2"
