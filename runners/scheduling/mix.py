@@ -28,20 +28,27 @@ class MixPolicy:
         """True for a prompt with so many tokens to compute that it becomes a cursor."""
         return self.mode != "off" and num_tokens > self.min_prompt_tokens
 
-    def pieces(self, cursors: Iterable[Request], start_of: Callable[[Request], int]) -> Iterator[tuple[Request, int]]:
-        """(cursor, end of its piece) for one step, oldest cursor first, up to the token budget.
+    def pieces(
+        self, cursors: Iterable[Request], start_of: Callable[[Request], int], num_rows: int
+    ) -> Iterator[tuple[Request, int]]:
+        """(cursor, end of its piece) for one step that carries `num_rows` decode rows, oldest cursor first.
 
-        `start_of` says how many tokens of a cursor need no computing (any more). Every cursor gets all it can use, but
-        none joins a step that carries half the budget already: so many tokens keep the device as busy as more would,
-        and first tokens leave sooner.
+        `start_of` says how many tokens of a cursor need no computing (any more). The head gets all it can use of the
+        token budget. Others fill the step, decode rows counted, up to half the budget: so many tokens keep the device
+        as busy as more would, first tokens leave sooner, and a few tokens beyond would cost a tile of products. A
+        prompt that does not fit as a whole joins with at least half of its rest: a sliver gains nothing.
         """
-        left = self.token_budget
-        for cursor in cursors:
-            if 2 * left <= self.token_budget:
-                return
+        room = self.token_budget
+        for place, cursor in enumerate(cursors):
             start, total = start_of(cursor), len(cursor.token_ids)
-            end = min(self.chunk.end(start, total), start + left)
+            end = self.chunk.end(start, total)
+            if end - start > room:
+                if place and 2 * room < total - start:
+                    return
+                end = start + room
             if end <= start:
                 return
             yield cursor, end
-            left -= end - start
+            if not place:
+                room = self.token_budget // 2 - num_rows
+            room = max(0, room - (end - start))

@@ -91,7 +91,7 @@ class Stepper:
             return self._flight(head, rows, now)
         rows, grown = self._ensure_blocks(now)
         pieces: list[tuple[Request, int]] = []
-        for cursor, end in self._policies.mix.pieces(tuple(live.cursors), live.num_cached):
+        for cursor, end in self._policies.mix.pieces(tuple(live.cursors), live.num_cached, len(rows)):
             if not self._start(cursor, len(rows), now):
                 break
             pieces.append((cursor, end))

@@ -49,27 +49,29 @@ def test_cursors_sit_on_the_highest_free_slots_and_decoders_on_the_lowest():
 def test_a_prompt_over_the_budget_takes_several_steps_and_shares_the_last():
     scenario = Scenario(mix={"token_budget": 1000})
     scenario.request("d", 20, 30)
-    scenario.request("L0", 1400, 2, at=7)
-    scenario.request("L1", 500, 2, at=7)
+    scenario.request("L0", 1100, 2, at=7)
+    scenario.request("L1", 300, 2, at=7)
     scenario.request("L2", 1000, 2, at=7)
     scenario.run()
     assert [line for line in scenario.log() if "mixed" in line] == [
         "14-24 mixed d | L0:0+1000",
-        "24-34 mixed d | L0:1000+400* L1:0+500*",
+        "24-34 mixed d | L0:1000+100* L1:0+300*",
         "34-44 mixed d,L0,L1 | L2:0+1000*",
     ]
 
 
-def test_cursors_join_a_step_until_it_carries_half_the_budget():
+def test_cursors_fill_a_step_with_its_rows_up_to_half_the_budget():
     scenario = Scenario(mix={"token_budget": 1000})
     scenario.request("d", 20, 30)
-    for number, length in enumerate((400, 70, 800, 600, 100)):
+    for number, length in enumerate((200, 70, 400, 600, 100, 510, 90)):
         scenario.request(f"L{number}", length, 1, at=7)
     scenario.run()
     assert [line for line in scenario.log() if "mixed" in line] == [
-        "14-24 mixed d | L0:0+400* L1:0+70* L2:0+530",
-        "24-34 mixed d | L2:530+270* L3:0+600*",
-        "34-44 mixed d | L4:0+100*",
+        "14-24 mixed d | L0:0+200* L1:0+70* L2:0+229",
+        "24-34 mixed d | L2:229+171* L3:0+328",
+        "34-44 mixed d | L3:328+272* L4:0+100*",  # 127 of 510 left: a sliver
+        "44-54 mixed d | L5:0+510*",
+        "54-64 mixed d | L6:0+90*",
     ]
 
 
