@@ -23,7 +23,6 @@ from runners.execution.step_keys import (
     StepKey,
     context_bucket,
     packed_key,
-    whole_prompt_bucket,
     width_bucket,
 )
 from runners.grammar.compiler import GrammarCompiler
@@ -75,13 +74,10 @@ def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[P
     return keys
 
 
-def whole_prompts(max_context: int) -> list[PackedKey]:
-    """One pass for each length of prompt that the vendor's attention makes a plan for, up to a mixed step's."""
+def whole_prompts(max_context: int) -> list[StepKey]:
+    """A single prompt of each length that the vendor's attention makes a plan for, up to a mixed step's."""
     lengths = range(MIN_WHOLE_PROMPT, min(MAX_GRAPH_TOKENS, max_context) + 1, WHOLE_PROMPT_STEP)
-    buckets = sorted({whole_prompt_bucket(length) for length in lengths})
-    return [
-        PackedKey(tokens, 0, 1, tokens, context_bucket(tokens, max_context), whole_prompt=tokens) for tokens in buckets
-    ]
+    return [packed_key(0, [length], length, max_context, is_whole_prompt=True)[0] for length in lengths]
 
 
 def sampling_variants(max_context: int, vocab_size: int) -> list[StepKey]:
@@ -134,14 +130,12 @@ def load_cuda_executor(
     )
     started = time.perf_counter()
     keys = common_keys(slots, max_context, executor.tells_whole_prompts)
-    later = later_keys(slots, max_context)
+    later = [*(whole_prompts(max_context) if executor.tells_whole_prompts else ()), *later_keys(slots, max_context)]
     if batch_invariant:
         keys = [DecodeKey(width_bucket(slots), max_context), *(key for key in keys if isinstance(key, PackedKey))]
-        later = []
+        later = [key for key in later if isinstance(key, PackedKey)]
     executor.warm_up(keys if capture_at_start else keys[:1])
     executor.compile(uncaptured_passes(slots, max_context, max_step_tokens))
-    if executor.tells_whole_prompts:
-        executor.compile(whole_prompts(max_context))
     executor.compile(sampling_variants(max_context, config.vocab_size))
     if capture_at_start:
         executor.capture_later(later)

@@ -12,7 +12,13 @@ import torch
 
 from kernels import ops
 from runners.execution.cuda_executor import CudaExecutor
-from runners.execution.cuda_loading import common_keys, later_keys, sampling_variants, uncaptured_passes
+from runners.execution.cuda_loading import (
+    common_keys,
+    later_keys,
+    sampling_variants,
+    uncaptured_passes,
+    whole_prompts,
+)
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.executor import DeviceLostError, StepResult
 from runners.execution.step_keys import DecodeKey, PackedKey, context_bucket, packed_key, token_bucket, width_bucket
@@ -336,6 +342,8 @@ def test_long_passes_are_hardly_padded_and_tell_whole_prompts() -> None:
     assert key(3, 128, 128)[0].tokens == 8 + 256
     assert not key(300, 2048)[1]
     assert [key(8, length)[0].whole_prompt for length in (100, 385, 1985, 8000)] == [0, 512, 2048, 8192]
+    alone = whole_prompts(8192)
+    assert [key.whole_prompt for key in alone] == [key.tokens for key in alone] == list(range(512, 2305, 128))
     beside_others = key(8, 2000, whole=False)[0]
     assert (beside_others.whole_prompt, beside_others.first_token, beside_others.first_row) == (0, 8, 0)
 
