@@ -154,13 +154,14 @@ class EngineCore:
         if self._is_stopping:
             return  # or the turn might end asleep on a queue that nobody will fill
         launched, until = self._launch_one()
-        self._commit(launched)
+        has_changed = self._commit(launched) or launched is not None
         mark("commit")
         self._publish()
         mark("publish")
         if self._admin.next_deadline is not None:
             self._admin.drain(time.monotonic())
-        if launched is None and not any(model.scheduler.num_uncommitted for model in self.models):
+        # What was committed may have made room for somebody: then the next turn asks again before anyone sleeps.
+        if not has_changed and not any(model.scheduler.num_uncommitted for model in self.models):
             self._sleep(until)
             mark("idle")
 
@@ -242,16 +243,21 @@ class EngineCore:
                 with_work.append((model.name, model.scheduler.num_uncommitted))
         return [self._by_name[name] for name in self._arbiter.order(with_work)]
 
-    def _commit(self, launched: ServedModel | None) -> None:
-        """Commit the oldest step when the next one has to wait for it, and what has come back beside it."""
+    def _commit(self, launched: ServedModel | None) -> bool:
+        """Commit the oldest step when the next one has to wait for it, and what has come back beside it. True when a
+        step was committed."""
+        has_committed = False
         under_way = [model for model in self.models if model.scheduler.num_uncommitted]
         if under_way and (launched is None or launched.is_behind):
             self._commit_step(min(under_way, key=lambda model: model.oldest_launch))
+            has_committed = True
         for model in self.models:
             if model is not launched and model.scheduler.num_uncommitted and model.executor.is_ready():
                 self._commit_step(model)
+                has_committed = True
             elif model.scheduler.num_flights and not model.scheduler.num_uncommitted:
                 model.commit_flights()
+        return has_committed
 
     def _commit_step(self, model: ServedModel) -> None:
         launched_at = model.commit_step()
