@@ -97,7 +97,7 @@ def summarize(case: dict[str, Any], start: float, events: Events, end: float) ->
 
 
 class InProcessEngine:
-    """The engine loop (`runners.engine_core`) without messages: requests go in, events come out."""
+    """The engine loop (`runners.engine_loop`) without messages: requests go in, events come out."""
 
     def __init__(self, profile: Profile, executor: Executor, pool: PoolSize, max_context: int) -> None:
         cache = CacheManager(pool.num_blocks, pool.block_tokens, prefix_cache=profile.kv.prefix_cache)

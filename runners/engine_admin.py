@@ -17,10 +17,11 @@ from typing import Protocol
 
 from configs.schema import ModelSection
 from runners.engine_io import EngineIO
-from runners.engine_startup import LoadedModel, ModelLoader, PreparedModel
+from runners.engine_startup import LoadedModel, ModelLoader
 from runners.errors import StartupError
 from runners.messages import AdminQuery, AdminReply, LoadModel, OutputError, SetQuota, UnloadModel
 from runners.model_names import names_of
+from runners.model_preparation import PreparedModel
 from runners.served_model import ServedModel
 
 logger = logging.getLogger("runners.engine_core")

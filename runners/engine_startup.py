@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import math
-import os
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +12,6 @@ import msgspec
 
 from configs.schema import ModelSection, Profile
 from runners.engine_settings import EngineSettings
-from runners.errors import StartupError
 from runners.execution.cost_model import CostModel
 from runners.execution.executor import Executor
 from runners.execution.simulated import RealTimeClock, SimulatedExecutor
@@ -25,25 +20,19 @@ from runners.kv_cache.cache_manager import CacheManager
 from runners.kv_cache.kv_budget import KvBudget
 from runners.kv_cache.pools import EnginePools, Pool, PoolNeed
 from runners.kv_cache.sizing import DeviceMemory, PoolSize, format_bytes, kv_block_bytes, size_pool
-from runners.loading.sources import resolve_source
 from runners.messages import ModelInfo
-from runners.model_names import check_names, names_of
+from runners.model_names import check_names
+from runners.model_preparation import PreparedModel, Report, prepare_simulated, prepare_torch, use_cores
 from runners.request import SamplingParams
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import BlockAppend, DecodeRow, PlanKind, PrefillChunk, SlotInit, StepPlan
-from runners.startup_checks import choose_device, context_in_pool, model_context
+from runners.startup_checks import context_in_pool
 
 if TYPE_CHECKING:
-    import torch
-
     from runners.execution.device_streams import CudaStreams
-    from runners.loading.checkpoint import Checkpoint
     from runners.models.decoder import Decoder
 
 logger = logging.getLogger("runners.engine_startup")
-
-Report = Callable[[str, str, float | None], None]
-"""Called with a phase, a detail, and the fraction done where it is known."""
 
 Placement = tuple[Pool, Sequence[KvBudget], PoolNeed]
 
@@ -62,17 +51,6 @@ class LoadedModel:
         return self.info.served_names[0]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A model whose weights are there; what it still needs is a pool and an executor. `decoder` is None where the
-    executor is simulated; `info` lacks what only the pool decides."""
-
-    section: ModelSection
-    info: ModelInfo
-    decoder: Decoder | None = None
-    grammars: GrammarCompiler | None = None
-
-
 class ModelLoader:
     """Loads the models of one engine process onto its device. Raises StartupError, one line, when a file or setting is
     at fault."""
@@ -89,7 +67,7 @@ class ModelLoader:
         """Every model of the settings: weights of all first, so that their pools share what is left."""
         check_names(self._settings.models)
         if not self._is_simulated:
-            _use_cores(self._profile)
+            use_cores(self._profile)
         prepared = [self.prepare(model, report) for model in self._settings.models]
         loaded = []
         for index, model in enumerate(prepared):
@@ -101,8 +79,8 @@ class ModelLoader:
     def prepare(self, model: ModelSection, report: Report) -> PreparedModel:
         """Files and weights: what takes long, on whatever thread."""
         if self._is_simulated:
-            return _prepare_simulated(self._profile, model, report)
-        return _prepare_torch(self._profile, model, report)
+            return prepare_simulated(self._profile, model, report)
+        return prepare_torch(self._profile, model, report)
 
     def finish(self, prepared: PreparedModel, later: Sequence[PreparedModel] = ()) -> LoadedModel:
         """Pool, executor, first steps; on the loop's thread. `later` are the models that come in the same go."""
@@ -240,38 +218,6 @@ def _need(profile: Profile, prepared: PreparedModel, memory: DeviceMemory | None
     return PoolNeed(info.served_names[0], (block_bytes, info.dtype), own, counts_for_all)
 
 
-# --- simulated -----------------------------------------------------------------------------------------------------
-
-
-def _prepare_simulated(profile: Profile, model: ModelSection, report: Report) -> PreparedModel:
-    """No weights are read; the source is resolved because the HTTP process takes the tokenizer from it."""
-    settings = profile.simulated
-    path = resolve_source(model.source, report).resolve()
-    max_context = settings.max_context if model.max_context == "auto" else min(model.max_context, settings.max_context)
-    info = ModelInfo(
-        served_names=names_of(model),
-        source=model.source,
-        path=str(path),
-        architecture="simulated",
-        vocab_size=settings.vocab_size,
-        max_context=max_context,
-        eos_token_ids=[],  # tokens are made up: none of them means that a text ends
-        dtype="none",
-        quantization="none",
-        parameters=0,
-        weight_bytes=0,
-        device="none",
-        executor="simulated",
-        slots=profile.engine.slots,
-        block_tokens=profile.kv.block_tokens,
-        total_blocks=0,
-        kv_bytes=0,
-        peak_concurrency=0.0,
-        pooling=model.pooling,
-    )
-    return PreparedModel(model, info)
-
-
 def _make_simulated_executor(profile: Profile) -> SimulatedExecutor:
     settings = profile.simulated
     if settings.cost_model is not None:
@@ -294,84 +240,6 @@ def _size_simulated_pool(profile: Profile, max_context: int) -> PoolSize:
         blocks=pool.blocks,
         sequences=sequences,
     )
-
-
-# --- torch ---------------------------------------------------------------------------------------------------------
-
-
-def _prepare_torch(profile: Profile, model: ModelSection, report: Report) -> PreparedModel:
-    path = resolve_source(model.source, report).resolve()
-    report("loading", path.name, None)
-    import torch
-
-    from runners.loading.checkpoint import open_checkpoint
-    from runners.models.builder import build_decoder
-    from runners.text.assets import load_text, read_end_tokens
-
-    checkpoint = open_checkpoint(path)
-    config = checkpoint.config
-    device = choose_device(profile.engine.device)
-    max_context = model_context(model.max_context, config.max_context)
-    override = Path(model.tokenizer) if model.tokenizer is not None else None
-    eos_token_ids = sorted(set(config.eos_token_ids) | read_end_tokens(path, override))
-    decoder = build_decoder(
-        checkpoint, dtype=model.dtype, device=device, quantization=model.quantization, max_context=max_context
-    )
-    grammars = GrammarCompiler(lambda: load_text(path, override).tokenizer, config.vocab_size, eos_token_ids)
-    info = ModelInfo(
-        served_names=names_of(model),
-        source=model.source,
-        path=str(path),
-        architecture=config.architecture,
-        vocab_size=config.vocab_size,
-        max_context=max_context,
-        eos_token_ids=eos_token_ids,
-        dtype=str(decoder.dtype).removeprefix("torch."),
-        quantization=_stored_form(checkpoint) if model.quantization == "auto" else model.quantization,
-        parameters=sum(math.prod(checkpoint.get(name).shape) for name in checkpoint.names()),
-        weight_bytes=decoder.weight_bytes,
-        device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-        executor="cuda" if _takes_cuda_executor(profile.engine.executor, device) else "torch",
-        slots=profile.engine.slots,
-        block_tokens=profile.kv.block_tokens,
-        total_blocks=0,
-        kv_bytes=0,
-        peak_concurrency=0.0,
-        pooling=model.pooling,
-    )
-    return PreparedModel(model, info, decoder, grammars)
-
-
-def _takes_cuda_executor(name: str, device: torch.device) -> bool:
-    """StartupError where the `cuda` executor is asked for by name on another device, or without Triton."""
-    has_triton = importlib.util.find_spec("triton") is not None
-    if name == "cuda" and (device.type != "cuda" or not has_triton):
-        reason = "Triton is not installed" if device.type == "cuda" else f"the device is {device}"
-        raise StartupError(f"engine.executor: cuda needs a CUDA device and Triton, but {reason}")
-    return name in ("cuda", "auto") and device.type == "cuda" and has_triton
-
-
-def _use_cores(profile: Profile) -> None:
-    """As many threads as the profile grants; fewer than there are cores: also keep to that many of them."""
-    import torch
-
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    wanted = len(cores) if profile.engine.cpu_cores == "auto" else min(profile.engine.cpu_cores, len(cores))
-    if wanted < len(cores) and hasattr(os, "sched_setaffinity"):
-        # The last ones: the first is where interrupts and whoever asks for one core end up.
-        os.sched_setaffinity(0, cores[-wanted:])
-    torch.set_num_threads(wanted)
-    torch.set_num_interop_threads(1)
-
-
-def _stored_form(checkpoint: Checkpoint) -> str:
-    """The type that most weight bytes have in the file: `q4_1`, `bf16` …"""
-    num_bytes: Counter[str] = Counter()
-    for name in checkpoint.names():
-        tensor = checkpoint.get(name)
-        if len(tensor.shape) == 2:
-            num_bytes[tensor.ggml_type.name.lower()] += tensor.nbytes
-    return num_bytes.most_common(1)[0][0]
 
 
 def _warm_up(executor: Executor) -> None:

@@ -1,6 +1,6 @@
 """The engine loop under a virtual clock: the real scheduler, a simulated device, no waiting.
 
-The loop is the one of `runners.engine_core` with messages taken from a timetable. Scheduling itself takes no virtual
+The loop is the one of `runners.engine_loop` with messages taken from a timetable. Scheduling itself takes no virtual
 time: on a device that runs one step ahead it happens under a running step.
 """
 

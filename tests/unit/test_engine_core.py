@@ -266,7 +266,7 @@ async def test_idle_has_no_step_limit_and_a_step_has_one(running: RunningCore) -
 
 def test_the_step_limit_follows_the_slowest_step_and_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("runners.engine_core.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("runners.step_clock.time.monotonic", lambda: now[0])
     vitals = LoopVitals()
     clock = StepClock(vitals, hung_factor=20.0, hung_min_s=1.0)
 
