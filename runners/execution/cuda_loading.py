@@ -55,6 +55,13 @@ def common_keys(slots: int, max_context: int, tells_whole_prompts: bool = False)
     return keys
 
 
+def largest_pass(max_context: int) -> PackedKey:
+    """The longest pass that runs from a graph. Captured first, it gives the graphs' pool its blocks: passes that grow
+    from one capture to the next would each add some, and none would fit the one after."""
+    length = min(max_context, MAX_GRAPH_TOKENS)
+    return packed_key(0, [length] * (MAX_GRAPH_TOKENS // length), length, max_context)[0]
+
+
 def later_keys(slots: int, max_context: int) -> list[StepKey]:
     """Greedy decode steps of every width; those of `common_keys` are among them."""
     contexts = sorted({context_bucket(length, max_context) for length in COMMON_CONTEXTS})
@@ -75,9 +82,10 @@ def uncaptured_passes(slots: int, max_context: int, token_budget: int) -> list[P
 
 
 def whole_prompts(max_context: int) -> list[StepKey]:
-    """A single prompt of each length that the vendor's attention makes a plan for, up to a mixed step's."""
+    """A single prompt of each length that the vendor's attention makes a plan for, up to a mixed step's; long ones
+    first, like `largest_pass`."""
     lengths = range(MIN_WHOLE_PROMPT, min(MAX_GRAPH_TOKENS, max_context) + 1, WHOLE_PROMPT_STEP)
-    return [packed_key(0, [length], length, max_context, is_whole_prompt=True)[0] for length in lengths]
+    return [packed_key(0, [length], length, max_context, is_whole_prompt=True)[0] for length in reversed(lengths)]
 
 
 def sampling_variants(max_context: int, vocab_size: int) -> list[StepKey]:
@@ -134,7 +142,7 @@ def load_cuda_executor(
     if batch_invariant:
         keys = [DecodeKey(width_bucket(slots), max_context), *(key for key in keys if isinstance(key, PackedKey))]
         later = [key for key in later if isinstance(key, PackedKey)]
-    executor.warm_up(keys if capture_at_start else keys[:1])
+    executor.warm_up([largest_pass(max_context), *keys] if capture_at_start else keys[:1])
     executor.compile(uncaptured_passes(slots, max_context, max_step_tokens))
     executor.compile(sampling_variants(max_context, config.vocab_size))
     if capture_at_start:

@@ -14,6 +14,7 @@ from kernels import ops
 from runners.execution.cuda_executor import CudaExecutor
 from runners.execution.cuda_loading import (
     common_keys,
+    largest_pass,
     later_keys,
     sampling_variants,
     uncaptured_passes,
@@ -21,7 +22,15 @@ from runners.execution.cuda_loading import (
 )
 from runners.execution.device_memory import MemoryAccount, workspace_bytes
 from runners.execution.executor import DeviceLostError, StepResult
-from runners.execution.step_keys import DecodeKey, PackedKey, context_bucket, packed_key, token_bucket, width_bucket
+from runners.execution.step_keys import (
+    MAX_GRAPH_TOKENS,
+    DecodeKey,
+    PackedKey,
+    context_bucket,
+    packed_key,
+    token_bucket,
+    width_bucket,
+)
 from runners.models.builder import build_decoder
 from runners.models.decoder import Decoder
 from runners.models.fused_forward import FusedForward, PlainForward, choose_forward
@@ -343,7 +352,11 @@ def test_long_passes_are_hardly_padded_and_tell_whole_prompts() -> None:
     assert not key(300, 2048)[1]
     assert [key(8, length)[0].whole_prompt for length in (100, 385, 1985, 8000)] == [0, 512, 2048, 8192]
     alone = whole_prompts(8192)
-    assert [key.whole_prompt for key in alone] == [key.tokens for key in alone] == list(range(512, 2305, 128))
+    assert [key.whole_prompt for key in alone] == [key.tokens for key in alone] == list(range(2304, 511, -128))
+    for limit in (100, 1400, 8192):
+        largest = largest_pass(limit)
+        assert largest.tokens > MAX_GRAPH_TOKENS - limit
+        assert largest.tokens <= MAX_GRAPH_TOKENS
     beside_others = key(8, 2000, whole=False)[0]
     assert (beside_others.whole_prompt, beside_others.first_token, beside_others.first_row) == (0, 8, 0)
 
