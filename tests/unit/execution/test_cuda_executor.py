@@ -280,17 +280,20 @@ def test_models_with_norms_after_attention_take_the_plain_form() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_whole_prompts_by_dense_attention_give_the_same_ids(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_prompts_by_dense_attention_give_the_same_results(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, beside decode rows, in two pieces, and after a prefix: only the first two may take the dense way."""
     monkeypatch.setattr(ops, "prefers_causal_attention", lambda *_: True)
     dense_calls: list[int] = []
     causal_attention = ops.causal_attention
-    monkeypatch.setattr(
-        ops, "causal_attention", lambda q, *rest: dense_calls.append(len(q)) or causal_attention(q, *rest)
-    )
+
+    def counted(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        dense_calls.append(len(q))
+        return causal_attention(q, *rest)
+
+    monkeypatch.setattr(ops, "causal_attention", counted)
     decoder = build_decoder(random_checkpoint(small_config(max_context=1400)), dtype="float32", quantization="none")
     prompt = [(5 * step + step // 7) % 97 for step in range(1300)]
-    generated = []
+    generated, results = [], []
     for kind in (Stepper, CudaStepper):
         stepper = kind(decoder)
         others = [f"row{number}" for number in range(rows)]
@@ -298,15 +301,25 @@ def test_whole_prompts_by_dense_attention_give_the_same_ids(rows: int, monkeypat
             stepper.add(name, range(number, number + 20))
         if others:
             stepper.step(dict.fromkeys(others))
-        for name, length in (("a", 600), ("b", 1300), ("c", 513), ("d", 700)):
-            stepper.add(name, prompt[:length])
-        for chunks in ({"a": None}, {"b": None}, {"c": 500}, {"c": 13, "d": None}):
-            stepper.step(chunks, others)
+        stepper.add("a", prompt[:600])
+        stepper.add("b", prompt, logprobs=2, prompt_logprobs=1)
+        stepper.add("c", prompt[:513])
+        stepper.add("d", prompt[:700])
+        all_chunks: list[dict[str, int | None]] = [{"a": None}, {"b": None}, {"c": 500}, {"c": 13, "d": None}]
+        results.append([stepper.step(chunks, others) for chunks in all_chunks])
         for _ in range(4):
             stepper.step(decode=["a", "b", "c", "d", *others])
         generated.append({name: request.generated for name, request in stepper.requests.items()})
+        stepper.add("e", prompt[:900], max_tokens=0, pooling="mean")
+        plan = stepper.plan({"e": None}, kind=PlanKind.EMBED)
+        stepper.executor.launch(replace(plan, chunks=(replace(plan.chunks[0], samples=False),)))
+        results[-1].append(stepper.executor.collect())
     assert generated[0] == generated[1]
-    assert dense_calls == [768 if rows else 640] * 3 + [1408] * 3 + [512 if rows == 0 else 640] * 3
+    for expected, actual in zip(*results, strict=True):
+        assert_same(expected, actual)
+    embeddings = [torch.frombuffer(bytearray(run[-1].pooled["e"]), dtype=torch.float32) for run in results]
+    assert torch.allclose(*embeddings, atol=1e-6)
+    assert dense_calls == [768 if rows else 640] * 3 + [1408] * 3 + [640 if rows else 512] * 3 + [1024] * 3
 
 
 def test_warming_up_with_padding_changes_nothing(decoder: Decoder) -> None:
