@@ -253,6 +253,8 @@ class EngineClient:
         self.models = [info for info in models if info.served_names[0] not in hidden]
         self._first_names = {name: info.served_names[0] for info in models for name in info.served_names}
         self._serves_nothing = not self.models
+        for info in self.models:
+            self.metrics.of(info.served_names[0])  # so that its series are there before its first request
 
     def stop_serving(self, name: str) -> None:
         """No new requests for the model of this first name from now on."""

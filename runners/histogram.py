@@ -7,7 +7,7 @@ One HTTP process is what the service runs (`workers: 1`), so its own values are 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class Histogram:
@@ -23,6 +23,21 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+
+class JointHistogram:
+    """Several histograms with the same bounds, read as one."""
+
+    def __init__(self, bounds: Sequence[float], parts: Callable[[], Sequence[Histogram]]) -> None:
+        self.bounds = tuple(bounds)
+        self._parts = parts
+
+    @property
+    def counts(self) -> list[int]:
+        return [
+            sum(column)
+            for column in zip([0] * (len(self.bounds) + 1), *(part.counts for part in self._parts()), strict=True)
+        ]
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

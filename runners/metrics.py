@@ -110,21 +110,25 @@ class EngineCollector:
     def _requests(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-        metrics = self._client.metrics
+        by_model = self._client.metrics.by_model
         for field, (name, help_text) in _HISTOGRAMS.items():
-            histogram: Histogram = getattr(metrics, field)
-            yield HistogramMetricFamily(
-                PREFIX + name, help_text, cumulative(histogram.bounds, histogram.counts), histogram.total
-            )
+            family = HistogramMetricFamily(PREFIX + name, help_text, labels=["model_name"])
+            for model, metrics in by_model.items():
+                histogram: Histogram = getattr(metrics, field)
+                family.add_metric([model], cumulative(histogram.bounds, histogram.counts), histogram.total)
+            yield family
         ended = CounterMetricFamily(
-            PREFIX + "request_success", "Requests that ended, by reason.", labels=["finished_reason"]
+            PREFIX + "request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
         )
-        for reason in ("stop", "length", "abort"):
-            ended.add_metric([reason], metrics.finished[reason])
+        failed = CounterMetricFamily(
+            PREFIX + "request_errors", "Requests that failed, by error code.", labels=["model_name", "code"]
+        )
+        for model, metrics in by_model.items():
+            for reason in ("stop", "length", "abort"):
+                ended.add_metric([model, reason], metrics.finished[reason])
+            for code, count in metrics.errors.items():
+                failed.add_metric([model, code], count)
         yield ended
-        failed = CounterMetricFamily(PREFIX + "request_errors", "Requests that failed, by error code.", labels=["code"])
-        for code, count in metrics.errors.items():
-            failed.add_metric([code], count)
         yield failed
 
     def _loop(self) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from runners.errors import WavelaneError
-from runners.histogram import Histogram
+from runners.histogram import Histogram, JointHistogram
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -46,11 +46,10 @@ class RequestTimes:
         self.span: Span | None = None
 
 
-class RequestMetrics:
-    """Histograms and counters over all requests of this process, and their spans where there is a `tracer`."""
+class ModelRequests:
+    """Histograms and counters over the requests of one model."""
 
     def __init__(self) -> None:
-        self.tracer: RequestTracer | None = None
         self.time_to_first_token = Histogram(TTFT_BOUNDS_S)
         self.inter_token_latency = Histogram(ITL_BOUNDS_S)
         self.e2e_latency = Histogram(LATENCY_BOUNDS_S)
@@ -61,7 +60,32 @@ class RequestMetrics:
         self.generation_tokens = Histogram(TOKEN_BOUNDS)
         self.finished: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+
+
+class RequestMetrics:
+    """All requests of this process by the first name of their model, and their spans where there is a `tracer`."""
+
+    def __init__(self) -> None:
+        self.tracer: RequestTracer | None = None
+        self.by_model: dict[str, ModelRequests] = {}
         self.num_tokens = 0
+
+    def of(self, model: str) -> ModelRequests:
+        """Those of one model; made when there are none."""
+        found = self.by_model.get(model)
+        if found is None:
+            found = self.by_model[model] = ModelRequests()
+        return found
+
+    @property
+    def time_to_first_token(self) -> JointHistogram:
+        """Of all models."""
+        return JointHistogram(TTFT_BOUNDS_S, lambda: [model.time_to_first_token for model in self.by_model.values()])
+
+    @property
+    def inter_token_latency(self) -> JointHistogram:
+        """Of all models."""
+        return JointHistogram(ITL_BOUNDS_S, lambda: [model.inter_token_latency for model in self.by_model.values()])
 
     def begin(self, request_id: str, model: str, num_prompt_tokens: int, now: float) -> RequestTimes:
         """A request goes to the engine."""
@@ -73,10 +97,10 @@ class RequestMetrics:
     def tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
         """New tokens arrived. The hot path: once a request and step."""
         if times.first_at is not None:
-            self.inter_token_latency.observe(now - times.last_at)
+            self.of(times.model).inter_token_latency.observe(now - times.last_at)
         else:
             times.first_at = now
-            self.time_to_first_token.observe(now - times.arrived_at)
+            self.of(times.model).time_to_first_token.observe(now - times.arrived_at)
         times.last_at = now
         times.num_generated += num_tokens
         self.num_tokens += num_tokens
@@ -84,26 +108,27 @@ class RequestMetrics:
     def queued(self, times: RequestTimes, queue_s: float) -> None:
         """The engine says how long the request waited for its place."""
         times.queue_s = queue_s
-        self.queue_time.observe(queue_s)
+        self.of(times.model).queue_time.observe(queue_s)
 
     def finish(self, times: RequestTimes, reason: str, now: float) -> None:
         """The request ended without a fault of ours: `stop`, `length`, or `abort` when its client left."""
-        self.finished[reason] += 1
+        model = self.of(times.model)
+        model.finished[reason] += 1
         if self.tracer is not None and times.span is not None:
             self.tracer.end(times.span, times, reason)
         if reason == ABORTED:
             return
-        self.e2e_latency.observe(now - times.arrived_at)
-        self.prompt_tokens.observe(times.num_prompt_tokens)
-        self.generation_tokens.observe(times.num_generated)
+        model.e2e_latency.observe(now - times.arrived_at)
+        model.prompt_tokens.observe(times.num_prompt_tokens)
+        model.generation_tokens.observe(times.num_generated)
         if times.first_at is not None:
-            self.decode_time.observe(now - times.first_at)
+            model.decode_time.observe(now - times.first_at)
             if times.queue_s is not None:
-                self.prefill_time.observe(max(0.0, times.first_at - times.arrived_at - times.queue_s))
+                model.prefill_time.observe(max(0.0, times.first_at - times.arrived_at - times.queue_s))
 
     def fail(self, times: RequestTimes, error: WavelaneError) -> None:
         """The request ended with an error."""
         code = error.code or error.type
-        self.errors[code] += 1
+        self.of(times.model).errors[code] += 1
         if self.tracer is not None and times.span is not None:
             self.tracer.end(times.span, times, code, failed=True)

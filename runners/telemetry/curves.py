@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runners.histogram import Histogram
+from runners.histogram import JointHistogram
 from runners.messages import EngineStats
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Curves:
 class _Window:
     """What a histogram counted in the last `WINDOW_S` samples."""
 
-    def __init__(self, histogram: Histogram) -> None:
+    def __init__(self, histogram: JointHistogram) -> None:
         self._histogram = histogram
         self._states = deque([list(histogram.counts)], maxlen=WINDOW_S + 1)
 

@@ -46,7 +46,7 @@ def exported_metrics() -> set[str]:
     client.models = [INFO]
     client.model_stats = {INFO.served_names[0]: EngineStats()}
     client.metrics = RequestMetrics()
-    client.metrics.errors["x"] += 1
+    client.metrics.of("model").errors["x"] += 1
     client.times = LoopTimes({"decode": StepTimes([1] * (len(STEP_BOUNDS_S) + 1), 1.0)}, {"launch": 1.0})
     http = HttpMetrics()
     http.ended("/v1/models", "GET", 200, 0.1)

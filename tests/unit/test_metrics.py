@@ -112,6 +112,19 @@ def test_requests_that_ended_otherwise() -> None:
     assert found["wavelane_e2e_request_latency_seconds_count"] == 0
 
 
+def test_requests_are_counted_by_model() -> None:
+    metrics = RequestMetrics()
+    for model, first_at in (("a", 0.5), ("b", 1.5), ("b", 2.5)):
+        times = RequestTimes(0.0, 1, model)
+        metrics.tokens(times, 1, first_at)
+        metrics.finish(times, "stop", first_at)
+    text = render(client_of(metrics))
+    assert 'wavelane_time_to_first_token_seconds_sum{model_name="a"} 0.5' in text
+    assert 'wavelane_time_to_first_token_seconds_sum{model_name="b"} 4.0' in text
+    assert 'wavelane_request_success_total{finished_reason="stop",model_name="b"} 2.0' in text
+    assert sum(metrics.time_to_first_token.counts) == 3
+
+
 def test_a_bound_belongs_to_its_bucket() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
