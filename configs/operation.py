@@ -41,6 +41,8 @@ class ApiKeySection(Section):
     """In place of `auth.requests_per_minute`."""
     max_concurrency: PositiveInt | None = None
     """In place of `auth.max_concurrency`."""
+    most_urgent_priority: Annotated[int, Field(ge=-(2**31) + 1, le=0)] | None = None
+    """In place of `fairness.most_urgent_priority`."""
 
 
 class AuthSection(Section):

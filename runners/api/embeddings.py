@@ -49,7 +49,7 @@ class Embeddings(Endpoint):
             model,
             info.pooling,
             prompts,
-            validation.priority(request, self.settings.most_urgent_priority),
+            validation.priority(request, self.settings.most_urgent_of(exchange.key_id)),
             exchange.key_id,
         )
         _check_dimensions(request, vectors)

@@ -200,6 +200,7 @@ class GenerationEndpoint(Endpoint, Generic[RequestT]):
             params,
             info,
             self.settings,
+            key_id=key_id,
             default_max_tokens=self.default_max_tokens(),
             prompt_field=self.prompt_field,
         )

@@ -36,6 +36,13 @@ class ApiSettings:
     page: bool = True
     version: str = DEFAULT_VERSION
 
+    def most_urgent_of(self, key_id: str) -> int:
+        """The most urgent priority that requests of a key may have."""
+        for key in self.keys:
+            if key.name == key_id and key.most_urgent_priority is not None:
+                return key.most_urgent_priority
+        return self.most_urgent_priority
+
     @classmethod
     def from_profile(
         cls, profile: Profile, keys: Sequence[ApiKeySection] = (), version: str = DEFAULT_VERSION

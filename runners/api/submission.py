@@ -52,6 +52,7 @@ def plan_choices(
     info: ModelInfo,
     settings: ApiSettings,
     *,
+    key_id: str,
     default_max_tokens: int | None,
     prompt_field: str,
 ) -> Plan:
@@ -79,7 +80,7 @@ def plan_choices(
         planned,
         num_kept,
         num_generated,
-        validation.priority(request, settings.most_urgent_priority),
+        validation.priority(request, settings.most_urgent_of(key_id)),
         validation.session_id(request),
         appends_to_session=isinstance(request, CompletionRequest),
     )

@@ -165,6 +165,16 @@ async def test_with_a_key(app: Starlette) -> None:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 401
 
 
+async def test_a_key_may_be_trusted_with_urgent_requests(engine: ScriptedEngine) -> None:
+    keys = (key("chat"), key("operator", most_urgent_priority=-10))
+    app = create_app(ApiSettings(keys=keys, most_urgent_priority=-1), engine)
+    for name in ("chat", "operator"):
+        async with connect(app, name) as client:
+            for priority in (-50, -5, 2):
+                assert (await client.post("/v1/completions", json={**BODY, "priority": priority})).status_code == 200
+    assert [submission.priority for submission in engine.submissions] == [-1, -1, 2, -10, -5, 2]
+
+
 async def test_a_rate_limit_says_when_to_come_back(app: Starlette) -> None:
     async with connect(app, "slow") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
