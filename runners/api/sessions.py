@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -11,7 +12,8 @@ from runners.messages import SessionFacts
 
 
 class Sessions(Endpoint):
-    """The caller's sessions, or one of them; DELETE forgets it. 404 for an unknown one, 409 while a request has it."""
+    """The caller's sessions of a model (`?model=`, the first one when it is not named), or one of them; DELETE forgets
+    it. 404 for an unknown one, 409 while a request has it."""
 
     methods = ("GET", "HEAD", "DELETE")
 
@@ -20,7 +22,8 @@ class Sessions(Endpoint):
         delete = exchange.scope["method"] == "DELETE"
         if session_id is None:
             self.require_method(exchange, "GET", "HEAD")
-        model, _ = self.model(None)
+        query = parse_qs(exchange.scope.get("query_string", b"").decode("latin-1"))
+        model, _ = self.model(query.get("model", [None])[0])
         found = await self.engine.sessions(model, session_id, key_id=exchange.key_id, delete=delete)
         if session_id is None:
             answer: dict[str, Any] = {"object": "list", "data": [_session_object(facts) for facts in found]}
