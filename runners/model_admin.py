@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from configs.schema import ModelSection
 from runners.engine_client import EngineClient
@@ -15,6 +17,7 @@ from runners.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     StartupError,
+    WavelaneError,
 )
 from runners.messages import LoadModel, ModelInfo, SetQuota, UnloadModel
 from runners.model_names import names_of
@@ -24,11 +27,13 @@ LOADING, READY, UNLOADING = "loading", "ready", "unloading"
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model and where it stands: loading, ready or unloading. `info` is there once it has been loaded."""
+    """A model and where it stands: loading, ready or unloading. `info` is there once it has been loaded; `quota_blocks`
+    is the one that holds now, None: none of its own."""
 
     section: ModelSection
     status: str
     info: ModelInfo | None
+    quota_blocks: int | None
 
     @property
     def name(self) -> str:
@@ -42,6 +47,7 @@ class ModelAdmin:
         self.sections = list(sections)
         self._client = client
         self._drain_deadline_s = drain_deadline_s
+        self._quotas: dict[str, int | None] = {}  # those set while it runs, by a model's first name
         self._loading: list[ModelSection] = []
         self._unloading: list[tuple[ModelSection, ModelInfo | None]] = []
 
@@ -56,9 +62,12 @@ class ModelAdmin:
         found = []
         for section in self.sections:
             info = infos.get(names_of(section)[0])
-            found.append(ModelStatus(section, LOADING if info is None else READY, info))
-        found += [ModelStatus(section, LOADING, None) for section in self._loading]
-        return found + [ModelStatus(section, UNLOADING, info) for section, info in self._unloading]
+            found.append(self._status(section, LOADING if info is None else READY, info))
+        found += [self._status(section, LOADING, None) for section in self._loading]
+        return found + [self._status(section, UNLOADING, info) for section, info in self._unloading]
+
+    def _status(self, section: ModelSection, status: str, info: ModelInfo | None) -> ModelStatus:
+        return ModelStatus(section, status, info, self._quotas.get(names_of(section)[0], section.quota_blocks))
 
     async def load(self, section: ModelSection) -> ModelInfo:
         """Load one more model; returns once requests may use it.
@@ -104,15 +113,22 @@ class ModelAdmin:
         finally:
             self._unloading.remove(leaving)
             self._client.left(status.name)
+            self._quotas.pop(status.name, None)
 
     async def set_quota(self, name: str, quota_blocks: int | None) -> None:
         """Bound the KV blocks of a model, now and after a restart of the engine. ModelNotFoundError, ClientError."""
         status = self.find(name)
         self._require_engine()
         await self._client.admin.ask(lambda query_id: SetQuota(query_id, status.name, quota_blocks))
-        if status.section in self.sections:
-            place = self.sections.index(status.section)
-            self.sections[place] = status.section.model_copy(update={"quota_blocks": quota_blocks})
+        self._quotas[status.name] = quota_blocks
+
+    async def restore_quotas(self, models: Sequence[ModelInfo]) -> None:
+        """An engine that has started knows only the quotas of the profile: tell it those set since."""
+        for info in models:
+            name = info.served_names[0]
+            if name in self._quotas:
+                with contextlib.suppress(WavelaneError):  # it is gone again: its successor is told
+                    await self._client.admin.ask(partial(SetQuota, model=name, quota_blocks=self._quotas[name]))
 
     def find(self, name: str) -> ModelStatus:
         """A model by any of its names. ModelNotFoundError when there is none, or it is being unloaded."""

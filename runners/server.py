@@ -104,6 +104,7 @@ class Server:
                 self._text.pop(alias, None)
         for info in models:
             await self._add_text(info)
+        await self.admin.restore_quotas(models)
 
     async def _add_text(self, info: ModelInfo) -> None:
         name = info.served_names[0]

@@ -42,7 +42,7 @@ class _AdminEndpoint(Endpoint):
             "status": status.status,
             "served_names": [status.name] if info is None else info.served_names,
             "source": status.section.source,
-            "quota_blocks": status.section.quota_blocks,
+            "quota_blocks": status.quota_blocks,
             "max_model_len": None if info is None else info.max_context,
             "weight_bytes": None if info is None else info.weight_bytes,
             "kv_bytes": None if info is None else info.kv_bytes,
