@@ -7,6 +7,8 @@ tracks. Times are microseconds of the monotonic clock.
              wave, mixed, decode …  one track a plan kind, a slice a step
              KV blocks, requests, width (counters)
     slots    slot 0, slot 1 …       prefill │ decode of one request, until it pauses or ends
+
+Each model has such a pair; the loop's phases stand with the model that they were gathered with.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from runners.telemetry.step_observer import StepBatch
 
 Event = dict[str, Any]
 
-_ENGINE, _SLOTS = 1, 2
 _PHASE_TRACK = 1
 _KIND_TRACK = {kind: 10 + place for place, kind in enumerate(PlanKind)}
 _FIRST_SLOT_TRACK = 1
@@ -36,6 +37,7 @@ _PHASE_NAMES = {
     "idle": "idle",
 }
 _SHORTEST_PHASE_S = 2e-6  # an empty queue looked at: not worth a hundred bytes
+_KEPT_REQUESTS = 4096
 _LONGEST_SPAN_S = 1.0  # a file that breaks off lacks no more than this of a slot
 
 
@@ -50,47 +52,69 @@ class _Span:
 
 
 class TraceEvents:
-    """Turns batches into events; remembers what every slot is doing."""
+    """Turns batches into events; remembers what every slot of every model is doing."""
 
     def __init__(self) -> None:
-        self._model = ""
+        self._models: dict[str, _ModelEvents] = {}
+
+    def header(self) -> Iterator[Event]:
+        """The names of every track known so far: what a file begins with."""
+        yield {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "wavelane"}}
+        for model in self._models.values():
+            yield from model.header()
+
+    def of(self, batch: StepBatch) -> Iterator[Event]:
+        """The events of one batch."""
+        model = self._models.get(batch.model)
+        if model is None:
+            model = self._models[batch.model] = _ModelEvents(batch.model, len(self._models))
+            yield from model.header()
+        yield from model.of(batch)
+
+    def close(self) -> Iterator[Event]:
+        """What is still under way."""
+        for model in self._models.values():
+            yield from model.close()
+
+
+class _ModelEvents:
+    """One model's: two groups of tracks."""
+
+    def __init__(self, name: str, place: int) -> None:
+        self._name = name
+        self._engine = 2 * place + 1
+        self._slot_group = 2 * place + 2
         self._named_slots: set[int] = set()
         self._spans: dict[int, _Span] = {}
-        self._request_of: dict[int, str] = {}
+        self._slot_of: dict[str, int] = {}
         self._track_end: dict[PlanKind, float] = {}
         self._width = -1
 
     def header(self) -> Iterator[Event]:
-        """The names of every track known so far: what a file begins with."""
-        yield _name("process_name", _ENGINE, 0, f"engine {self._model}".rstrip())
-        yield _name("process_name", _SLOTS, 0, "slots")
-        yield from _track(_ENGINE, _PHASE_TRACK, "loop phases")
+        yield _name("process_name", self._engine, 0, f"engine {self._name}")
+        yield _name("process_name", self._slot_group, 0, f"slots {self._name}")
+        yield from _track(self._engine, _PHASE_TRACK, "loop phases")
         for kind, track in _KIND_TRACK.items():
-            yield from _track(_ENGINE, track, f"{kind} steps")
+            yield from _track(self._engine, track, f"{kind} steps")
         for slot in sorted(self._named_slots):
-            yield from _track(_SLOTS, _FIRST_SLOT_TRACK + slot, f"slot {slot}")
+            yield from self._slot_name(slot)
 
     def of(self, batch: StepBatch) -> Iterator[Event]:
-        """The events of one batch."""
-        if batch.model != self._model:
-            self._model = batch.model
-            yield _name("process_name", _ENGINE, 0, f"engine {self._model}")
         for phase, start, end in batch.phases:
             if end - start >= _SHORTEST_PHASE_S:
                 name = _PHASE_NAMES.get(phase, phase)
-                yield _slice(_ENGINE, _PHASE_TRACK, name, start, end, {"phase": phase})
+                yield _slice(self._engine, _PHASE_TRACK, name, start, end, {"phase": phase})
         for plan, start, end in batch.steps:
             yield self._step(plan, start, end)
             yield from self._slots(plan, start, end)
             if plan.flight_id is None and plan.width != self._width:
                 self._width = plan.width
-                yield _counter("width", start, {"rows": plan.width})
+                yield _counter(self._engine, "width", start, {"rows": plan.width})
         yield from self._emissions(batch.emissions)
         yield from self._counters(batch)
         yield from self._long_spans()
 
     def close(self) -> Iterator[Event]:
-        """What is still under way."""
         for slot in list(self._spans):
             yield self._end_span(slot)
 
@@ -105,7 +129,7 @@ class TraceEvents:
             "prompts": len(plan.chunks),
             "width": plan.width,
         }
-        return _slice(_ENGINE, _KIND_TRACK[plan.kind], str(plan.kind), start, end, facts)
+        return _slice(self._engine, _KIND_TRACK[plan.kind], str(plan.kind), start, end, facts)
 
     def _slots(self, plan: StepPlan, start: float, end: float) -> Iterator[Event]:
         busy = set()
@@ -120,14 +144,14 @@ class TraceEvents:
             if span is not None:
                 yield self._end_span(row.slot)
             self._spans[row.slot] = _Span(row.request_id, start, end, 1)
-            self._request_of[row.slot] = row.request_id
+            self._slot_of[row.request_id] = row.slot
         for chunk in plan.chunks:
             yield from self._name_slot(chunk.slot)
             if chunk.slot in self._spans:
                 yield self._end_span(chunk.slot)
-            self._request_of[chunk.slot] = chunk.request_id
+            self._slot_of[chunk.request_id] = chunk.slot
             facts = {"request": chunk.request_id, "from": chunk.start, "tokens": len(chunk.token_ids)}
-            yield _slice(_SLOTS, _FIRST_SLOT_TRACK + chunk.slot, "prefill", start, end, facts)
+            yield _slice(self._slot_group, _FIRST_SLOT_TRACK + chunk.slot, "prefill", start, end, facts)
         if plan.flight_id is None:
             for slot in [slot for slot in self._spans if slot not in busy]:
                 yield self._end_span(slot)
@@ -135,12 +159,15 @@ class TraceEvents:
     def _name_slot(self, slot: int) -> Iterator[Event]:
         if slot not in self._named_slots:
             self._named_slots.add(slot)
-            yield from _track(_SLOTS, _FIRST_SLOT_TRACK + slot, f"slot {slot}")
+            yield from self._slot_name(slot)
+
+    def _slot_name(self, slot: int) -> Iterator[Event]:
+        return _track(self._slot_group, _FIRST_SLOT_TRACK + slot, f"slot {slot}")
 
     def _end_span(self, slot: int) -> Event:
         span = self._spans.pop(slot)
         facts = {"request": span.request_id, "tokens": span.tokens}
-        return _slice(_SLOTS, _FIRST_SLOT_TRACK + slot, "decode", span.start, span.end, facts)
+        return _slice(self._slot_group, _FIRST_SLOT_TRACK + slot, "decode", span.start, span.end, facts)
 
     def _long_spans(self) -> Iterator[Event]:
         for slot, span in list(self._spans.items()):
@@ -149,19 +176,22 @@ class TraceEvents:
                 self._spans[slot] = _Span(span.request_id, span.end, span.end, 0)
 
     def _emissions(self, emissions: list[tuple[float, list[RequestOutput]]]) -> Iterator[Event]:
-        slot_of = {request_id: slot for slot, request_id in self._request_of.items()}
         for time, outputs in emissions:
             for output in outputs:
-                slot = slot_of.get(output.request_id)
-                if slot is not None:  # else it never had one: refused, or answered from what was known
-                    yield _instant(slot, time, output)
+                # None: it never had a slot, for it was refused or answered from what was known.
+                slot = self._slot_of.get(output.request_id)
+                if slot is not None:
+                    yield _instant(self._slot_group, slot, time, output)
+                if output.is_final:
+                    self._slot_of.pop(output.request_id, None)
+        for request_id in list(self._slot_of)[:-_KEPT_REQUESTS]:  # aborted, or nobody notes emissions
+            del self._slot_of[request_id]
 
-    @staticmethod
-    def _counters(batch: StepBatch) -> Iterator[Event]:
+    def _counters(self, batch: StepBatch) -> Iterator[Event]:
         stats = batch.stats
         used = stats.total_blocks - stats.free_blocks
-        yield _counter("KV blocks", batch.time, {"in use": used, "cached": batch.cached_blocks})
-        yield _counter("requests", batch.time, {"running": stats.running, "waiting": stats.waiting})
+        yield _counter(self._engine, "KV blocks", batch.time, {"in use": used, "cached": batch.cached_blocks})
+        yield _counter(self._engine, "requests", batch.time, {"running": stats.running, "waiting": stats.waiting})
 
 
 def _us(seconds: float) -> float:
@@ -174,16 +204,16 @@ def _slice(pid: int, tid: int, name: str, start: float, end: float, args: Event)
     return {"ph": "X", "pid": pid, "tid": tid, "ts": at, "dur": duration, "name": name, "args": args}
 
 
-def _instant(slot: int, time: float, output: RequestOutput) -> Event:
+def _instant(pid: int, slot: int, time: float, output: RequestOutput) -> Event:
     args: Event = {"request": output.request_id, "tokens": len(output.token_ids) // 4}
     if output.finish_reason is not None:
         args["finish reason"] = output.finish_reason
-    track = {"pid": _SLOTS, "tid": _FIRST_SLOT_TRACK + slot}
+    track = {"pid": pid, "tid": _FIRST_SLOT_TRACK + slot}
     return {"ph": "i", "s": "t"} | track | {"ts": _us(time), "name": "emit", "args": args}
 
 
-def _counter(name: str, time: float, args: Event) -> Event:
-    return {"ph": "C", "pid": _ENGINE, "tid": 0, "ts": _us(time), "name": name, "args": args}
+def _counter(pid: int, name: str, time: float, args: Event) -> Event:
+    return {"ph": "C", "pid": pid, "tid": 0, "ts": _us(time), "name": name, "args": args}
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> Event:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.engine_server import engine_server
+from tests.support.screens import DESKTOP, OpenPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-DESKTOP = {"viewport": {"width": 1440, "height": 900}}
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
-
-OpenPage = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +27,8 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail("CI needs Chromium: .ci/run installs it")
         pytest.skip("no Chromium here")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser

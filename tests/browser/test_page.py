@@ -7,20 +7,24 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
 
 from configs.loader import load_profile
 from configs.operation import ApiKeySection
 from runners.api.app import create_app
 from runners.api.settings import ApiSettings
-from tests.browser.conftest import DESKTOP, PHONE, OpenPage
 from tests.support.live_server import LiveServer, live_server
+from tests.support.screens import DESKTOP, PHONE, OpenPage
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.watched_engine import watched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 KEY = "wl-browser-test"
 WAIT_MS = 30_000
@@ -29,6 +33,7 @@ WAIT_MS = 30_000
 def send(page: Page, text: str, max_tokens: int) -> None:
     if not page.locator("#max-tokens").is_visible():
         page.locator(".settings summary").click()
+    page.fill("#temperature", "0")  # the same answer every time
     page.fill("#max-tokens", str(max_tokens))
     page.fill("#prompt", text)
     page.click("#send")
@@ -78,7 +83,7 @@ def test_a_chat_streams_while_the_engine_shows_its_steps(page_url: str, open_pag
     assert len({idle, first, picture(page)}) == 3, "the timeline moves"
     facts = wait_for_end(page)
     assert re.search(r"^\d+ tokens · [\d,.]+ tok/s · [\d,.]+ ms to the first · (length|stop)$", facts), facts
-    assert sum(number(page, f"#legend li[data-kind={kind}] b") for kind in ("decode", "sequential")) > 10
+    assert sum(number(page, f"#legend li[data-kind={kind}] b") for kind in ("decode", "sequential")) > 0
     assert number(page, tile("Output")) > 0
     expect(page.locator("#slots li[data-does]")).to_have_count(0, timeout=WAIT_MS)
     expect(page.locator("#chat-status")).to_contain_text("Answer complete")

@@ -7,7 +7,8 @@ const PATH = "v1/chat/completions";
 const field = (name) => document.getElementById(name);
 
 export class Chat {
-  constructor(onKeyNeeded) {
+  constructor(onKeyNeeded, onModel) {
+    field("model").addEventListener("change", onModel);
     this.onKeyNeeded = onKeyNeeded;
     this.turns = [];
     this.connection = null;
@@ -44,6 +45,10 @@ export class Chat {
     this.showButtons();
   }
 
+  get model() {
+    return field("model").value;
+  }
+
   showButtons() {
     field("send").hidden = this.connection !== null;
     field("send").disabled = !this.isReady;
@@ -61,7 +66,7 @@ export class Chat {
   body() {
     const system = field("system").value.trim();
     const body = {
-      model: field("model").value,
+      model: this.model,
       messages: [...(system ? [{ role: "system", content: system }] : []), ...this.turns],
       temperature: number("temperature") ?? 1,
       top_p: number("top-p") ?? 1,

@@ -40,19 +40,18 @@ export class EngineView {
     ];
     document.getElementById("charts").replaceChildren(...this.charts.map((chart) => chart.node));
     this.slotList = document.getElementById("slots");
-    this.slotsSummary = document.getElementById("slots-summary");
+    this.slotCounts = ["decode", "prefill", "free"].map((name) => document.getElementById(`slots-${name}`));
     this.cells = [];
     this.points = [];
     this.cachedBlocks = 0;
     this.model = null;
   }
 
-  open(opening) {
-    this.model = opening.models[0] ?? null;
+  open(opening, model) {
+    this.model = model;
     this.points = opening.points;
     this.charts.forEach((chart) => chart.show(this.points));
     this.makeSlots(this.model?.slots ?? 0);
-    const model = this.model;
     setText(document.getElementById("kv-size"),
       model ? `${model.kv_bytes ? `${bytes(model.kv_bytes)}: ` : ""}${count(model.total_blocks)} blocks of ${model.block_tokens} tokens` : "");
     this.showStats(opening.stats);
@@ -134,10 +133,8 @@ export class EngineView {
       cell.node.style.setProperty("--done", String(total ? Math.min(1, done / total) : 0));
       cell.node.title = `Slot ${slot}: ${does}, ${done} of ${total} tokens`;
     });
-    const free = this.cells.length - busy.size;
-    setText(this.slotsSummary, this.cells.length
-      ? `${count(decoding)} decode · ${count(busy.size - decoding)} prefill · ${count(free)} free; the number is tokens done, the bar how far`
-      : "");
+    const counts = [decoding, busy.size - decoding, this.cells.length - busy.size];
+    counts.forEach((value, place) => setText(this.slotCounts[place], this.cells.length ? count(value) : NOTHING));
   }
 
   describeAloud() {

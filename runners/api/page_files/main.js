@@ -17,31 +17,28 @@ readColours();
 const timeline = new Timeline();
 const engine = new EngineView();
 const profile = new ProfileView();
-const chat = new Chat(askForKey);
+const chat = new Chat(askForKey, showModel);
 const dialog = document.getElementById("key-dialog");
 let models = [];
+let lastOpening = null;
 
 const feed = new Feed({
   opening(opening) {
     models = opening.models;
+    lastOpening = opening;
     hideNotice();
     showState(opening.state);
-    const model = models[0];
-    const served = document.getElementById("served");
-    if (model) {
-      const facts = [model.quantization === "none" ? model.dtype : model.quantization, model.device, `${model.executor} executor`,
-        `${opening.profile.name} profile`].filter((fact) => fact !== "none");
-      served.replaceChildren(element("b", {}, model.served_names.join(", ")), ` · ${facts.join(" · ")}`);
-    } else served.replaceChildren();
-    timeline.reset(model?.slots ?? 1);
-    engine.open(opening);
+    showModel();
     profile.show(opening.profile);
   },
   second(message) {
     showState(message.state);
+    lastOpening.points = engine.points;
     engine.second(message);
   },
   steps(report) {
+    // Of several models in one engine, one is shown: the one that the playground talks to.
+    if (!shownModel()?.served_names.includes(report.model)) return;
     timeline.add(report);
     engine.steps(report);
   },
@@ -52,6 +49,22 @@ const feed = new Feed({
   },
   keyNeeded: askForKey,
 });
+
+function shownModel() {
+  return models.find((model) => model.served_names.includes(chat.model)) ?? models[0] ?? null;
+}
+
+function showModel() {
+  const model = shownModel();
+  const served = document.getElementById("served");
+  if (model) {
+    const facts = [model.quantization === "none" ? model.dtype : model.quantization, model.device, `${model.executor} executor`,
+      `${lastOpening.profile.name} profile`].filter((fact) => fact !== "none");
+    served.replaceChildren(element("b", {}, model.served_names.join(", ")), ` · ${facts.join(" · ")}`);
+  } else served.replaceChildren();
+  timeline.reset(model?.slots ?? 1);
+  engine.open(lastOpening, model);
+}
 
 function showState(state) {
   const progress = state.fraction === null ? "" : ` ${Math.round(100 * state.fraction)} %`;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from runners.scheduling.scheduler_output import DecodeRow, PlanKind, PrefillChun
 from runners.telemetry.step_observer import StepBatch
 from runners.telemetry.trace_file import TraceFile, older_path, open_trace
 from tests.support.server import eventually
-
-Event = dict[str, Any]
+from tests.support.trace_format import Event, check_format
 
 
 def prefill(step_id: int, request_id: str, slot: int, tokens: int, **fields: Any) -> StepPlan:
@@ -44,30 +42,6 @@ def written(path: Path, *batches: StepBatch, **options: Any) -> list[Event]:
         trace.put(item)
     trace.close()
     return json.loads(path.read_text())
-
-
-def check_format(events: list[Event]) -> None:
-    """What the format asks of every event, and that slices of one track do not overlap."""
-    names = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    ends: dict[tuple[int, int], float] = defaultdict(float)
-    for event in events:
-        assert event["ph"] in "XCiM"
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        assert event["name"]
-        if event["ph"] == "M":
-            continue
-        assert event["ts"] > 0
-        if event["ph"] == "C":
-            assert event["args"]
-            assert all(isinstance(value, (int, float)) for value in event["args"].values())
-        else:
-            assert (event["pid"], event["tid"]) in names, f"{event} is on a track without a name"
-    for event in sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"]):
-        track = event["pid"], event["tid"]
-        assert event["dur"] >= 0
-        assert event["ts"] >= ends[track] - 1e-3, f"{event} overlaps the slice before it"
-        ends[track] = event["ts"] + event["dur"]
 
 
 def slices(events: list[Event], name: str) -> list[tuple[float, float, Event]]:
@@ -131,6 +105,17 @@ def test_flights_run_beside_steps(tmp_path: Path) -> None:
     check_format(events)
     assert len(slices(events, "overlap_prefill")) == 2
     assert [args for _, _, args in slices(events, "decode") if "request" in args] == [{"request": "a", "tokens": 2}]
+
+
+def test_models_have_tracks_of_their_own(tmp_path: Path) -> None:
+    events = written(
+        tmp_path / "trace.json",
+        batch(2.0, (decode(1, ("a", 0)), 1.0, 1.2), model="one"),
+        batch(2.1, (decode(1, ("b", 0)), 1.1, 1.3), model="two"),
+    )
+    check_format(events)
+    groups = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert groups == {"wavelane", "engine one", "slots one", "engine two", "slots two"}
 
 
 def test_emissions(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,8 +25,10 @@ from runners.request import SamplingParams
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
 from runners.scheduling.scheduler_output import PlanKind
 from runners.telemetry.step_observer import StepObserver
+from runners.telemetry.trace_file import TraceFile
 from tests.support.eventually import eventually
 from tests.support.scripted_engine import model_info
+from tests.support.trace_format import check_format
 
 SLOTS = 4
 
@@ -33,13 +36,13 @@ SLOTS = 4
 class WatchedEngine:
     """A loop on its own thread, with steps of 2 ms."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trace: TraceFile | None = None) -> None:
         executor = SimulatedExecutor(CostModel.constant(0.002), RealTimeClock())
         profile = Profile(admission=AdmissionSection(cold_window_us=0, cold_silence_us=0))
         limits = SchedulerLimits(max_context=512, slots=SLOTS)
         scheduler = Scheduler(profile, executor.capabilities, CacheManager(128, 16), limits)
         self.io = EngineIO(folder / "e.sock", beat_interval_s=0.05)
-        self.core = EngineCore(self.io, [LoadedModel(scheduler, executor, model_info(name="m"))])
+        self.core = EngineCore(self.io, [LoadedModel(scheduler, executor, model_info(name="m"))], trace=trace)
         self.client = EngineClient(slots=SLOTS, max_queued_requests=100, beat_limit_s=30.0)
         self.reports: list[StepsReport] = []
         self.client.on_steps = self.reports.append
@@ -137,3 +140,23 @@ async def test_a_new_engine_is_told_that_somebody_watches(engine: WatchedEngine,
         engine.client.detach()
         successor.stop()
         engine.client.attach(f"ipc://{tmp_path / 'e.sock'}")
+
+
+async def test_a_trace_of_a_running_loop(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = TraceFile(path, 1 << 24, wants_emissions=True)
+    engine = WatchedEngine(tmp_path, trace)
+    try:
+        await asyncio.gather(*(engine.generate(name, max_tokens=40) for name in "abcdef"))
+    finally:
+        await engine.close()
+        trace.close()
+    events = json.loads(path.read_text())
+    check_format(events)
+    assert {"admit", "launch", "sync", "read", "emit"} <= {event["name"] for event in events if event["ph"] == "X"}
+    assert sum(event["args"]["tokens"] for event in events if event["ph"] == "i") == 6 * 40
+    spans = [event["args"] for event in events if event["ph"] == "X" and event["name"] == "decode"]
+    decoded = [facts["tokens"] for facts in spans if "request" in facts]
+    assert sum(decoded) == 6 * 39, "every token but the prompt's is in a slot's slice"
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"loop phases", "decode steps", "slot 0", "slot 3"} <= names
