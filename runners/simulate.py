@@ -26,7 +26,7 @@ from runners.simulation.timeline import draw
 from runners.simulation.trace import Arrival, Lengths, burst, poisson, read_trace
 
 COST_MODELS = Path(__file__).parents[1] / "configs" / "cost_models"
-DEFAULT_COST_MODEL = COST_MODELS / "h200-8b-estimate.json"
+DEFAULT_COST_MODEL = COST_MODELS / "h200-8b.json"
 # One H200 with 8B weights in bf16: about 110 GB for blocks of 2 MiB.
 DEFAULT_BLOCKS = 53_000
 

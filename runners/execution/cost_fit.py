@@ -3,9 +3,11 @@
     python -m runners.execution.cost_fit MEASUREMENTS.jsonl --output MODEL.json [--source TEXT]
 
 Each line of the file is one step: `{"kind": "decode", "rows": 8, "context_tokens": 1520, "attention_pairs": 0,
-"seconds": 0.0046}` (`rows`: decode rows at their width plus prompt tokens). Every fifth step of a kind is held out; the
-error over those is printed. Least squares over relative errors, coefficients kept at zero or above; the bend is
-searched among the measured row counts.
+"uneven_tokens": 80, "seconds": 0.0046}` (`rows`: decode rows at their width plus prompt tokens). A step is read once
+the next one is queued: where the host took most of that time to queue it (`launch_ms` and `schedule_ms` of lines with
+the same `case`), the time is the host's, and the step and the one after it are left out. Every fifth step of a kind is
+held out; the error over those is printed. Least squares over relative errors, coefficients kept at zero or above; the
+bend is searched among the measured row counts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from runners.execution.cost_model import CostModel, StepCost, StepFeatures
 from runners.scheduling.scheduler_output import PlanKind
 
 HELD_OUT_EVERY = 5
+# A step counts while queueing it, and the next one, each took the host less than this share of its time.
+HOST_SHARE = 0.5
 _MAX_KNEES = 24
+# The same kernels run them. One kind alone is often seen in few sizes, and its line would go astray elsewhere.
+_WITH_PROMPTS = (PlanKind.WAVE, PlanKind.CHUNK, PlanKind.MIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +58,45 @@ def read_measurements(path: Path) -> list[Measurement]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise StartupError(f"{path}: {error}") from error
-    measurements = []
+    entries: list[tuple[dict[str, Any], Measurement]] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                measurements.append(_measurement(json.loads(line)))
+                entry = json.loads(line)
+                entries.append((entry, _measurement(entry)))
             except (ValueError, KeyError, TypeError) as error:
                 raise StartupError(f"{path}:{number}: no step measurement: {error}") from error
-    return measurements
+    return _times_of_the_device(entries)
+
+
+def _times_of_the_device(entries: Sequence[tuple[dict[str, Any], Measurement]]) -> list[Measurement]:
+    """Those whose time is not the host's; see the module."""
+
+    def host_s(entry: dict[str, Any]) -> float:
+        return float(entry.get("launch_ms", 0.0) + entry.get("schedule_ms", 0.0)) / 1e3
+
+    kept: list[Measurement] = []
+    before: dict[str, Any] = {}
+    was_late = False
+    for place, (entry, measurement) in enumerate(entries):
+        after = entries[place + 1][0] if place + 1 < len(entries) else {}
+        host = host_s(entry)
+        if after.get("case") == entry.get("case"):
+            host = max(host, host_s(after))
+        is_late = host > HOST_SHARE * measurement.seconds
+        follows_late = was_late and before.get("case") == entry.get("case")
+        if not is_late and not follows_late:
+            kept.append(measurement)
+        before, was_late = entry, is_late
+    return kept
 
 
 def _measurement(entry: dict[str, Any]) -> Measurement:
     seconds = float(entry["seconds"])
     if not seconds > 0:
         raise ValueError(f"a step of {seconds} seconds")
-    features = StepFeatures(entry["rows"], entry.get("context_tokens", 0), entry.get("attention_pairs", 0))
+    counts = (entry.get(name, 0) for name in ("context_tokens", "attention_pairs", "uneven_tokens"))
+    features = StepFeatures(entry["rows"], *counts)
     return Measurement(PlanKind(entry["kind"]), features, seconds)
 
 
@@ -79,10 +109,16 @@ def fit(
         by_kind[measurement.kind].append(measurement)
     costs: dict[PlanKind, StepCost] = {}
     errors: list[FitError] = []
+    fitted_by_kind = {
+        kind: [step for place, step in enumerate(steps) if place % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+        for kind, steps in by_kind.items()
+    }
+    prompts = [step for kind in _WITH_PROMPTS for step in fitted_by_kind.get(kind, ())]
+    common = fit_cost(prompts) if prompts else None
     for kind, steps in by_kind.items():
         held_out = steps[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-        fitted = [step for place, step in enumerate(steps) if place % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
-        costs[kind] = fit_cost(fitted)
+        fitted = fitted_by_kind[kind]
+        costs[kind] = common if common is not None and kind in _WITH_PROMPTS else fit_cost(fitted)
         relative = [abs(costs[kind].seconds(step.features) / step.seconds - 1) for step in held_out]
         if relative:
             errors.append(FitError(kind, len(fitted), len(held_out), sum(relative) / len(relative), max(relative)))
@@ -107,7 +143,7 @@ def fit_cost(steps: Sequence[Measurement]) -> StepCost:
 def _fit_with_knee(steps: Sequence[Measurement], knee: int) -> StepCost:
     columns = [_columns(step.features, knee) for step in steps]
     targets = [step.seconds for step in steps]
-    active = [index for index in range(5) if any(row[index] for row in columns)]
+    active = [index for index in range(6) if any(row[index] for row in columns)]
     solution: dict[int, float] = {}
     while active:
         # Divided by the measured time, so that a short step counts as much as a long one.
@@ -119,14 +155,21 @@ def _fit_with_knee(steps: Sequence[Measurement], knee: int) -> StepCost:
             break
         active.remove(worst)  # a negative cost only bends the line away from what was measured
         solution = {}
-    coefficients = [solution.get(index, 0.0) for index in range(5)]
-    base, per_row, beyond, context, pair = coefficients
-    return StepCost(base, per_row, knee, beyond, context, pair)
+    coefficients = [solution.get(index, 0.0) for index in range(6)]
+    base, per_row, beyond, context, pair, uneven = coefficients
+    return StepCost(base, per_row, knee, beyond, context, pair, uneven)
 
 
 def _columns(features: StepFeatures, knee: int) -> tuple[float, ...]:
     below = min(features.rows, knee)
-    return 1.0, below, features.rows - below, features.context_tokens, features.attention_pairs
+    return (
+        1.0,
+        below,
+        features.rows - below,
+        features.context_tokens,
+        features.attention_pairs,
+        features.uneven_tokens,
+    )
 
 
 def _least_squares(matrix: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

@@ -1,11 +1,12 @@
 """How long a step takes: per plan kind, a line with one bend over what the step carries.
 
     seconds = base + per_row · min(n, knee) + per_row_beyond · max(0, n - knee)
-                   + per_context_token · context + per_pair · pairs
+                   + per_context_token · context + per_uneven_token · uneven + per_pair · pairs
 
 `n` rows go through the weights: decode rows (their width) and prompt tokens together. Up to the knee reading the
-weights bounds the step, beyond it the arithmetic does. `context` KV tokens are read by decode rows; `pairs` are the
-query-key pairs of the chunks' causal attention.
+weights bounds the step, beyond it the arithmetic does. `context` KV tokens are read by decode rows; `uneven` more
+would be if every row were as long as the longest, for which they wait; `pairs` are the query-key pairs of the chunks'
+causal attention.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class StepFeatures:
     rows: int
     context_tokens: int
     attention_pairs: int
+    uneven_tokens: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepFeatures:
@@ -35,8 +37,10 @@ class StepFeatures:
             tokens += count
             pairs += count * chunk.start + count * (count + 1) // 2
         rows = plan.decode_rows
-        context = sum([row.position for row in rows]) + len(rows)
-        return cls(max(plan.width, len(rows)) + tokens, context, pairs)
+        positions = [row.position for row in rows]
+        context = sum(positions) + len(rows)
+        uneven = len(rows) * (max(positions) + 1) - context if rows else 0
+        return cls(max(plan.width, len(rows)) + tokens, context, pairs, uneven)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class StepCost:
     per_row_beyond_s: float = 0.0
     per_context_token_s: float = 0.0
     per_pair_s: float = 0.0
+    per_uneven_token_s: float = 0.0
 
     def seconds(self, features: StepFeatures) -> float:
         below = min(features.rows, self.knee_rows)
@@ -57,6 +62,7 @@ class StepCost:
             + self.per_row_s * below
             + self.per_row_beyond_s * (features.rows - below)
             + self.per_context_token_s * features.context_tokens
+            + self.per_uneven_token_s * features.uneven_tokens
             + self.per_pair_s * features.attention_pairs
         )
 

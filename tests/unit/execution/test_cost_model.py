@@ -33,6 +33,15 @@ def test_features_of_a_decode_step():
     assert StepFeatures.of(decode_plan(3, 99, width=4)).rows == 4, "the device runs the width"
 
 
+def test_features_tell_how_uneven_the_rows_of_a_step_are():
+    rows = tuple(DecodeRow(f"r{slot}", slot, position) for slot, position in enumerate((9, 19, 99)))
+    features = StepFeatures.of(StepPlan(1, PlanKind.DECODE, rows, width=3))
+    assert features.context_tokens == 10 + 20 + 100
+    assert features.uneven_tokens == 90 + 80
+    assert StepFeatures.of(decode_plan(3, 99)).uneven_tokens == 0
+    assert StepCost(1.0, per_uneven_token_s=0.01).seconds(features) == pytest.approx(2.7)
+
+
 def test_features_of_a_prefill_count_causal_pairs():
     assert StepFeatures.of(prefill_plan((0, 4), (10, 2))) == StepFeatures(
         rows=6, context_tokens=0, attention_pairs=(1 + 2 + 3 + 4) + (11 + 12)
@@ -107,6 +116,14 @@ def test_exact_measurements_are_recovered():
     assert model.costs[PlanKind.DECODE].per_context_token_s == pytest.approx(32e-9, rel=1e-4)
 
 
+def test_kinds_with_prompts_are_fitted_together():
+    steps = measured(0.0)
+    few = [Measurement(PlanKind.MIXED, StepFeatures(600, 0, 180_000), 4e-3 + 240 * 4e-6 + 360 * 20e-6 + 180_000 * 2e-9)]
+    model, _ = fit([*steps, *few], source="made up")
+    assert model.costs[PlanKind.MIXED] == model.costs[PlanKind.WAVE]
+    assert model.costs[PlanKind.MIXED] != model.costs[PlanKind.DECODE]
+
+
 def test_noise_is_averaged_out_and_the_held_out_error_says_so():
     _, errors = fit(measured(0.05), source="made up")
     assert {error.kind for error in errors} == {PlanKind.DECODE, PlanKind.WAVE}
@@ -148,6 +165,29 @@ def test_the_command_reads_fits_and_writes(tmp_path, monkeypatch, capsys):
     model = CostModel.load(target)
     assert not model.is_estimate
     assert model.source == "a test"
+
+
+def test_steps_that_the_host_held_up_are_left_out(tmp_path):
+    """The second step is read late, since the third takes long to queue; the third's time begins late."""
+    seconds = (0.010, 0.020, 0.002, 0.011, 0.012)
+    lines = [
+        {
+            "case": "a",
+            "kind": "decode",
+            "rows": 1,
+            "seconds": each,
+            "schedule_ms": 0.1,
+            "launch_ms": 18 if place == 2 else 1,
+        }
+        for place, each in enumerate(seconds)
+    ]
+    lines += [
+        {"kind": "decode", "rows": 1, "seconds": 0.013},
+        {"case": "b", "kind": "decode", "rows": 1, "seconds": 0.014},
+    ]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert [each.seconds for each in read_measurements(path)] == [0.010, 0.012, 0.013, 0.014]
 
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "decode"}', '{"kind": "sleep", "rows": 1, "seconds": 1}', "3"])

@@ -161,7 +161,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capsys):
         == 0
     )
     printed = capsys.readouterr().out
-    assert "ESTIMATE" in printed
+    assert "step times: one NVIDIA H200" in printed
     assert "TTFT p99 ms" in printed
     assert "latency" in plot.read_text()
 
