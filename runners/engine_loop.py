@@ -129,6 +129,8 @@ class EngineCore:
             logger.critical("the engine loop failed", exc_info=True)
             self._end_everything(f"The engine failed: {type(error).__name__}.")
             return EXIT_LOOP_FAILED
+        for model in self.models:
+            model.observer.flush_rest()
         return EXIT_STOPPED
 
     def _turn(self) -> None:
