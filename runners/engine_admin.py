@@ -155,30 +155,35 @@ class EngineAdmin:
         logger.info("%s is unloaded once its %d requests have ended", model.name, len(model.scheduler.live.requests))
 
     def drain(self, now: float) -> None:
-        """Go on with the models on their way out: end what is late, and free those that have nothing left."""
-        for model in [model for model in self._loop.models if model.draining_until is not None]:
+        """Go on with the models on their way out: end what is late, and free those that have nothing left. Their last
+        outputs have left."""
+        freed = []
+        leaving = [model for model in self._loop.models if model.draining_until is not None]
+        while leaving:
+            model = leaving.pop(0)
             assert model.draining_until is not None
             if now >= model.draining_until:
                 error = OutputError("The model was unloaded while the request was running.", "engine_unavailable")
                 if num_ended := model.end_requests(error, now):
                     logger.warning("%s: %d requests end unfinished, it is unloaded", model.name, num_ended)
-            # Outputs of the last step leave with this turn's; after that nobody looks at the model any more.
             if not model.scheduler.has_work and not model.scheduler.live.outputs:
+                freed.append((model.name, model.on_drained))
                 self._free(model)
+            del model  # or its weights would outlive the collection below
+        if freed:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            _give_memory_back()
+        for name, on_drained in freed:
+            logger.info("%s is unloaded", name)
+            on_drained()
 
     def _free(self, model: ServedModel) -> None:
         self._loop.remove_model(model)
-        name, on_drained = model.name, model.on_drained
         num_lost = self._loader.unload(model.loaded) if self._loader is not None else model.scheduler.cache.close()
         if num_lost:
-            logger.error("%s: %d KV blocks were still held when it was unloaded", name, num_lost)
-        del model
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        _give_memory_back()
-        logger.info("%s is unloaded", name)
-        on_drained()
+            logger.error("%s: %d KV blocks were still held when it was unloaded", model.name, num_lost)
 
     @property
     def next_deadline(self) -> float | None:

@@ -141,13 +141,13 @@ class EngineCore:
         mark("receive")
         if self._is_stopping:
             return  # or the turn might end asleep on a queue that nobody will fill
+        if self._admin.next_deadline is not None:
+            self._admin.drain(time.monotonic())
         launched, until = self._launch_one()
         has_changed = self._commit(launched) or launched is not None
         mark("commit")
         self._publish()
         mark("publish")
-        if self._admin.next_deadline is not None:
-            self._admin.drain(time.monotonic())
         # What was committed may have made room for somebody: then the next turn asks again before anyone sleeps.
         if not has_changed and not any(model.scheduler.num_uncommitted for model in self.models):
             self._sleep(until)

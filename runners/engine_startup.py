@@ -148,6 +148,8 @@ class ModelLoader:
     def _make_cuda_executor(
         self, prepared: PreparedModel, decoder: Decoder, later: Sequence[PreparedModel]
     ) -> tuple[Executor, Placement]:
+        import torch
+
         from runners.execution.cuda_loading import load_cuda_executor
         from runners.execution.device_streams import CudaStreams
         from runners.kv_cache.device_cache import DeviceCache
@@ -168,6 +170,7 @@ class ModelLoader:
                 decoder.config, size.num_blocks, size.block_tokens, decoder.dtype, decoder.device, pool.storage
             )
             pool.storage = cache.pool
+            torch.cuda.synchronize(decoder.device)  # weights and pool were written on whatever stream made them
             return cache
 
         if self._streams is None:

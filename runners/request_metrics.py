@@ -96,11 +96,12 @@ class RequestMetrics:
 
     def tokens(self, times: RequestTimes, num_tokens: int, now: float) -> None:
         """New tokens arrived. The hot path: once a request and step."""
+        model = self.by_model.get(times.model) or self.of(times.model)
         if times.first_at is not None:
-            self.of(times.model).inter_token_latency.observe(now - times.last_at)
+            model.inter_token_latency.observe(now - times.last_at)
         else:
             times.first_at = now
-            self.of(times.model).time_to_first_token.observe(now - times.arrived_at)
+            model.time_to_first_token.observe(now - times.arrived_at)
         times.last_at = now
         times.num_generated += num_tokens
         self.num_tokens += num_tokens
