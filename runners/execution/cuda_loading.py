@@ -116,14 +116,13 @@ def load_cuda_executor(
     """
     device, config = decoder.device, decoder.config
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    # What torch does not hold: the context, and other processes.
-    used_before = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
     reserved = workspace_bytes(config, max_step_tokens, slots, decoder.dtype.itemsize)
     pool = size_pool_for(DeviceMemory(total_bytes, total_bytes - free_bytes + reserved))
     if make_cache is not None:
         cache = make_cache(pool)
     else:
         cache = DeviceCache(config, pool.num_blocks, pool.block_tokens, decoder.dtype, device)
+    held_before = torch.cuda.memory_reserved(device)
     graphs = CapturedSteps(device)
     executor = CudaExecutor(
         decoder,
@@ -148,5 +147,5 @@ def load_cuda_executor(
     if capture_at_start:
         executor.capture_later(later)
     logger.info("captured %d graphs in %.1f s", graphs.num_graphs, time.perf_counter() - started)
-    logger.info("%s", MemoryAccount.read(device, decoder.weight_bytes, pool.pool_bytes, used_before))
+    logger.info("%s", MemoryAccount.read(device, decoder.weight_bytes, pool.pool_bytes, held_before))
     return executor, pool

@@ -29,7 +29,7 @@ def workspace_bytes(config: ModelConfig, max_step_tokens: int, max_rows: int, el
 
 @dataclass(frozen=True, slots=True)
 class MemoryAccount:
-    """Bytes of one GPU by what they serve. `steps_bytes`: graphs, staging, and what steps have taken so far."""
+    """Bytes of one GPU by what they serve. `steps_bytes`: graphs' buffers, staging, and what steps have taken."""
 
     total_bytes: int
     weight_bytes: int
@@ -38,10 +38,11 @@ class MemoryAccount:
     free_bytes: int
 
     @classmethod
-    def read(cls, device: torch.device, weight_bytes: int, pool_bytes: int, used_before: int) -> MemoryAccount:
-        """As the driver reports it now; `used_before` bytes are no work of ours."""
+    def read(cls, device: torch.device, weight_bytes: int, pool_bytes: int, held_before: int) -> MemoryAccount:
+        """As it is now; torch held `held_before` bytes with weights and pool. What the driver reports as used counts
+        other processes too, and they come and go."""
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        steps = total_bytes - free_bytes - used_before - weight_bytes - pool_bytes
+        steps = torch.cuda.memory_reserved(device) - held_before
         return cls(total_bytes, weight_bytes, pool_bytes, steps, free_bytes)
 
     def __str__(self) -> str:
