@@ -80,7 +80,7 @@ async def run_round(port: int, pids: Sequence[int], options: argparse.Namespace,
     tasks = [asyncio.create_task(read_telemetry(port, counts)) for _ in range(readers)]
     before_s, before_count = await settled(port)
     cpu_before = [cpu_seconds(pid) for pid in pids]
-    await asyncio.gather(*(read_stream(port, options.tokens, model) for _ in range(options.streams)))
+    await asyncio.gather(*(read_stream(port, options.tokens, {"model": model}) for _ in range(options.streams)))
     cpu = [cpu_seconds(pid) - used for pid, used in zip(pids, cpu_before, strict=True)]
     after_s, after_count = await settled(port)
     for task in tasks:
