@@ -300,3 +300,15 @@ async def test_arrivals_are_recorded_as_a_trace(tmp_path):
     assert first == Arrival(0.0, 3, 4)
     assert (second.prompt_tokens, second.output_tokens) == (4, 4)
     assert second.at_s > 0
+
+
+async def test_bursts_larger_than_the_slots_go_on_when_all_end_in_one_step(tmp_path: Path) -> None:
+    """A step ahead, the loop learns only from the last commit that slots are free: it must not sleep on that."""
+    running = RunningCore(tmp_path, ScriptedExecutor(pipeline_depth=1))
+    try:
+        for burst in range(3):
+            streams = [await running.submit(f"{burst}-{index}") for index in range(12)]
+            results = await asyncio.wait_for(asyncio.gather(*map(read, streams)), 20)
+            assert results == [(list(range(3, 11)), FinishReason.LENGTH)] * 12
+    finally:
+        await running.close()

@@ -75,3 +75,10 @@ def test_what_nobody_foresaw_ends_the_start_with_one_line_too(
     monkeypatch.setattr(engine_core, "_FRONT_END_TIMEOUT_S", 0.0)
     assert engine_core._serve(simulated(tmp_path)) == engine_core.EXIT_STARTUP_FAILED
     assert "start-up failed: MemoryError: no room" in caplog.messages
+
+
+def test_two_models_may_not_share_a_name(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    second = {"WAVELANE_MODELS__1__SOURCE": str(tmp_path / "other"), "WAVELANE_MODELS__1__SERVED_NAMES": "[x, model]"}
+    with pytest.raises(StartupError, match=r"^models\[1\]\.served_names: 'model' is the name of another model$"):
+        ModelLoader(simulated(tmp_path, **second)).load_all(lambda *_: None)
