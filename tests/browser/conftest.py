@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, the thread counts as having an event loop: async tests would fail
 def browser() -> Iterator[Browser]:
     executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if executable is None:
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page_url(smollm2_path: Path) -> Iterator[str]:
     """The default model behind the whole server, on one core: the browser needs the other."""
     with engine_server(str(smollm2_path), model={"served_names": ["smollm2"]}) as url:
