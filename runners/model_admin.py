@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 from configs.schema import ModelSection
 from runners.engine_client import EngineClient
@@ -21,6 +22,8 @@ from runners.errors import (
 )
 from runners.messages import LoadModel, ModelInfo, SetQuota, UnloadModel
 from runners.model_names import names_of
+
+ResultT = TypeVar("ResultT")
 
 LOADING, READY, UNLOADING = "loading", "ready", "unloading"
 
@@ -48,6 +51,7 @@ class ModelAdmin:
         self._client = client
         self._drain_deadline_s = drain_deadline_s
         self._quotas: dict[str, int | None] = {}  # those set while it runs, by a model's first name
+        self._changes: set[asyncio.Future[Any]] = set()
         self._loading: list[ModelSection] = []
         self._unloading: list[tuple[ModelSection, ModelInfo | None]] = []
 
@@ -81,6 +85,9 @@ class ModelAdmin:
             raise ConflictError("served_names has a name twice.", param="served_names")
         self._require_engine()
         self._loading.append(section)
+        return await self._to_its_end(self._load(section))
+
+    async def _load(self, section: ModelSection) -> ModelInfo:
         try:
             await self._client.admin.ask(lambda query_id: LoadModel(query_id, section.model_dump_json().encode()))
             self.sections.append(section)
@@ -104,16 +111,19 @@ class ModelAdmin:
         self.sections.remove(status.section)
         self._unloading.append(leaving)
         self._client.stop_serving(status.name)
+        await self._to_its_end(self._unload(status.name, deadline, leaving))
+
+    async def _unload(self, name: str, deadline: float, leaving: tuple[ModelSection, ModelInfo | None]) -> None:
         try:
-            await self._client.admin.ask(lambda query_id: UnloadModel(query_id, status.name, deadline))
+            await self._client.admin.ask(lambda query_id: UnloadModel(query_id, name, deadline))
         except EngineUnavailableError:
             if self._client.is_draining:
                 raise
             # The engine died, and comes back without the model: it is gone all the same.
         finally:
             self._unloading.remove(leaving)
-            self._client.left(status.name)
-            self._quotas.pop(status.name, None)
+            self._client.left(name)
+            self._quotas.pop(name, None)
 
     async def set_quota(self, name: str, quota_blocks: int | None) -> None:
         """Bound the KV blocks of a model, now and after a restart of the engine. ModelNotFoundError, ClientError."""
@@ -129,6 +139,13 @@ class ModelAdmin:
             if name in self._quotas:
                 with contextlib.suppress(WavelaneError):  # it is gone again: its successor is told
                     await self._client.admin.ask(partial(SetQuota, model=name, quota_blocks=self._quotas[name]))
+
+    async def _to_its_end(self, change: Coroutine[None, None, ResultT]) -> ResultT:
+        """A change that has begun is carried through, also when whoever asked for it has gone."""
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
 
     def find(self, name: str) -> ModelStatus:
         """A model by any of its names. ModelNotFoundError when there is none, or it is being unloaded."""

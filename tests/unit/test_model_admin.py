@@ -100,6 +100,15 @@ async def test_a_model_without_a_readable_tokenizer_is_not_kept(running: Running
     assert (await running.complete("a")).status_code == 200
 
 
+async def test_a_load_that_nobody_waits_for_is_carried_through(running: Running) -> None:
+    body = {"source": running.sources[2], "served_names": ["c"], "max_context": 256}
+    asking = asyncio.create_task(running.client.post("/admin/models", json=body))
+    await eventually(lambda: any(status.status == "loading" for status in running.server.admin.status()))
+    asking.cancel()
+    await eventually(lambda: [info.served_names[0] for info in running.server.client.models] == ["a", "b", "c"])
+    assert (await running.complete("c")).status_code == 200
+
+
 async def test_a_restarted_engine_has_the_models_and_quotas_of_before(running: Running) -> None:
     await running.client.patch("/admin/models/a", json={"quota_blocks": 3})
     await running.client.delete("/admin/models/b")
