@@ -101,7 +101,7 @@ async def test_it_starts_serves_and_stops(tmp_path: Path) -> None:
         pid = await running.ready()
         assert [info.served_names for info in running.announced] == [["m"]]
         assert running.client.models == running.announced
-        assert running.client.stats.free_blocks == running.client.models[0].total_blocks
+        await eventually(lambda: running.client.stats.free_blocks == running.client.models[0].total_blocks)
         await assert_serves(running, "a")
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(pid, number)
