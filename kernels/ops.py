@@ -61,6 +61,7 @@ __all__ = [
     "decode_inputs",
     "embedding",
     "fused_linear",
+    "fuses",
     "gated_activation",
     "kv_write",
     "linear",
@@ -123,9 +124,14 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
     return run("linear", x.device.type, x, weight, bias)
 
 
+def fuses(weight: LinearWeight, dtype: torch.dtype) -> bool:
+    """Whether `fused_linear` has a kernel for this weight and activations of `dtype`."""
+    return bool(run("fuses", weight.device.type, weight, dtype))
+
+
 def fused_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: LinearWeight,
     bias: Tensor | None = None,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
@@ -137,7 +143,7 @@ def fused_linear(
 ) -> Tensor:
     """activation(rms_norm(x) Wᵀ + bias) + residual, each neighbour only where it is given: x [T, in] → [T, features].
 
-    weight is a plain [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh".
+    weight is [features, in], or (gate | up) [2 * features, in] where `activation` is "silu" or "gelu_tanh".
     residual [T, features]. `out_dtype` None is the dtype of x; float32 keeps what the sum had.
     `feeds_attention`: the next op on this device is `rotary_decode_attention` with `follows_linear`, which may then
     read the cache and the tables before this op has ended. `residual_is_spent`: nobody reads `residual` afterwards, so

@@ -15,7 +15,7 @@ from kernels.reference.causal_attention import causal_attention, prefers_causal_
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.decode_inputs import decode_inputs
 from kernels.reference.embedding import embedding
-from kernels.reference.fused_linear import fused_linear
+from kernels.reference.fused_linear import fused_linear, fuses
 from kernels.reference.gated_activation import gated_activation
 from kernels.reference.kv_write import kv_write
 from kernels.reference.linear import linear
@@ -44,6 +44,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
         decode_inputs,
         embedding,
         fused_linear,
+        fuses,
         gated_activation,
         kv_write,
         linear,

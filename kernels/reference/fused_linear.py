@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 
 from kernels.dispatch import run
+from kernels.weights import LinearWeight
+
+
+def fuses(weight: LinearWeight, dtype: torch.dtype) -> bool:
+    """Plain weights of the activations' type."""
+    return isinstance(weight, torch.Tensor) and weight.dtype == dtype
 
 
 def fused_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: LinearWeight,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,

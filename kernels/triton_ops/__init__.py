@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 from typing import Any
 
-from kernels.dispatch import register
+from kernels.dispatch import register, register_formats
+from kernels.weights import register_dequantizer
 
 # Ops that run here whatever their arguments, by the module of their name.
 _OPS = (
@@ -44,6 +45,23 @@ def register_ops() -> None:
     register("embedding", "cuda", embedding, _has_plain_weight)
     for name, implementation in (("linear", linear), ("logits", logits), ("fused_linear", fused_linear)):
         register(name, "cuda", implementation, is_plain)
+    _register_quantized()
+
+
+def _register_quantized() -> None:
+    """Ops on weights that stay in blocks."""
+    from kernels.triton_ops import quantized_linear as quantized
+    from kernels.triton_ops.quantized_planes import FORMATS, PREFIX, dequantize_planes, is_packed, pack_weight
+
+    register("pack_weight", "cuda", pack_weight)
+    register_formats("cuda", FORMATS)
+    for name in FORMATS:
+        register_dequantizer(PREFIX + name, dequantize_planes)
+    register("linear", "cuda", quantized.quantized_linear, quantized.has_packed_weight)
+    register("logits", "cuda", quantized.quantized_logits, quantized.has_packed_weight)
+    register("fused_linear", "cuda", quantized.quantized_fused_linear, quantized.has_packed_weight)
+    register("fuses", "cuda", lambda weight, dtype: True, is_packed)
+    register("embedding", "cuda", quantized.quantized_embedding, quantized.has_packed_weight)
 
 
 def _has_plain_weight(input_ids: Any, weight: Any, *_: Any) -> bool:

@@ -1,8 +1,9 @@
 """The decoder's forward pass for a GPU, in two forms of one interface.
 
 `FusedForward` takes norms, gates, residual sums and rotation into their neighbours' launches: five a layer for one
-decode row. It needs plain weights of the activations' type and norms before attention and FFN only. `PlainForward` is
-`Decoder.forward`. Hidden states of the two are not interchangeable: the fused ones have not seen the final norm.
+decode row. It needs weights that `ops.fused_linear` takes (plain ones of the activations' type, blocks packed for the
+device) and norms before attention and FFN only. `PlainForward` is `Decoder.forward`. Hidden states of the two are not
+interchangeable: the fused ones have not seen the final norm.
 """
 
 from __future__ import annotations
@@ -69,9 +70,6 @@ class FusedForward:
         config = decoder.config
         self._eps = config.norm_eps
         self._activation = config.activation.value
-        assert isinstance(decoder.lm_head, torch.Tensor)
-        self._lm_head = decoder.lm_head
-        self._layers = [(layer, *_plain_weights(layer)) for layer in decoder.layers]
         sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
         self.tells_whole_prompts = (
             config.attention_soft_cap is None
@@ -81,22 +79,16 @@ class FusedForward:
 
     @staticmethod
     def supports(decoder: Decoder) -> bool:
-        """Plain weights in the activations' type, no norm after attention or FFN."""
+        """Weights that the fused product takes, no norm after attention or FFN."""
 
         def fits(projection: Projection) -> bool:
-            weights = projection.weights
-            return len(weights) == 1 and isinstance(weights[0], torch.Tensor) and weights[0].dtype == decoder.dtype
+            return all(ops.fuses(weight, decoder.dtype) for weight in projection.weights)
 
-        head = decoder.lm_head
-        return (
-            isinstance(head, torch.Tensor)
-            and head.dtype == decoder.dtype
-            and all(
-                layer.post_attention_norm is None
-                and layer.post_ffn_norm is None
-                and all(map(fits, (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)))
-                for layer in decoder.layers
-            )
+        return ops.fuses(decoder.lm_head, decoder.dtype) and all(
+            layer.post_attention_norm is None
+            and layer.post_ffn_norm is None
+            and all(map(fits, (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)))
+            for layer in decoder.layers
         )
 
     def hidden(self, batch: ForwardBatch, layer_caches: LayerCaches) -> torch.Tensor:
@@ -105,21 +97,17 @@ class FusedForward:
         features = config.num_heads * config.head_dim
         x = ops.embedding(batch.input_ids, decoder.embed_tokens, config.embedding_scale, decoder.dtype)
         rows_only = _has_rows_only(batch)
-        for (layer, qkv_weight, o_weight, gate_up_weight, down_weight), caches in zip(
-            self._layers, layer_caches, strict=True
-        ):
-            qkv = ops.fused_linear(x, qkv_weight, layer.qkv_proj.bias, layer.input_norm, eps, feeds_attention=rows_only)
+        for layer, caches in zip(decoder.layers, layer_caches, strict=True):
+            qkv = _project(layer.qkv_proj, x, layer.input_norm, eps, feeds_attention=rows_only)
             mixed = self._attention(qkv, layer, batch, *caches).view(x.shape[0], features)
-            x = ops.fused_linear(mixed, o_weight, layer.o_proj.bias, residual=x, residual_is_spent=True)
-            gated = ops.fused_linear(
-                x, gate_up_weight, layer.gate_up_proj.bias, layer.pre_ffn_norm, eps, None, self._activation
-            )
-            x = ops.fused_linear(gated, down_weight, layer.down_proj.bias, residual=x, residual_is_spent=True)
+            x = _project(layer.o_proj, mixed, residual=x)
+            gated = _project(layer.gate_up_proj, x, layer.pre_ffn_norm, eps, activation=self._activation)
+            x = _project(layer.down_proj, gated, residual=x)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         decoder = self._decoder
-        scores = ops.fused_linear(hidden, self._lm_head, None, decoder.norm, self._eps, out_dtype=torch.float32)
+        scores = ops.fused_linear(hidden, decoder.lm_head, None, decoder.norm, self._eps, out_dtype=torch.float32)
         soft_cap = decoder.config.logit_soft_cap
         return scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
 
@@ -221,10 +209,29 @@ def _has_rows_only(batch: ForwardBatch) -> bool:
     return batch.num_decode_rows == batch.input_ids.shape[0]
 
 
-def _plain_weights(layer: DecoderLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    weights = []
-    for projection in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
-        weight = projection.weights[0]
-        assert isinstance(weight, torch.Tensor)
-        weights.append(weight)
-    return weights[0], weights[1], weights[2], weights[3]
+def _project(
+    projection: Projection,
+    x: torch.Tensor,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    residual: torch.Tensor | None = None,
+    activation: str = "",
+    feeds_attention: bool = False,
+) -> torch.Tensor:
+    """activation(rms_norm(x) Wᵀ + bias) + residual (written over); parts in different forms (Q4_K beside Q6_K) are
+    multiplied one by one."""
+    bias = projection.bias
+    if len(projection.weights) == 1:
+        (weight,) = projection.weights
+        return ops.fused_linear(
+            x, weight, bias, norm, eps, residual, activation, None, feeds_attention, residual_is_spent=True
+        )
+    if norm is not None:
+        x = ops.rms_norm(x, norm, eps)
+    product = torch.cat([ops.fused_linear(x, weight) for weight in projection.weights], dim=-1)
+    if bias is not None:
+        product = product + bias
+    if activation:
+        product = ops.gated_activation(product, activation)
+    return product if residual is None else product + residual

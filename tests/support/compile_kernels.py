@@ -12,6 +12,8 @@ import triton
 
 from kernels.sampling import SamplingTensors
 from kernels.triton_ops.ahead_of_time import compile_only
+from kernels.weights import QuantizedWeight
+from tests.support.gguf_blocks import random_weight
 
 HIDDEN, FFN, HEADS, KV_HEADS, VOCAB = 4096, 14336, 32, 8, 128256
 
@@ -70,6 +72,31 @@ def launch_all(shared_memory_is_large: bool) -> None:
         advance_slots.advance_slots(longs, longs, logits, longs, ids, ids, ids, table)
     for head_dim in (64, 80, 96, 128, 256):
         launch_attention(head_dim, shared_memory_is_large)
+    for format_name in ("q4_k", "q5_0", "q6_k", "q8_0"):
+        launch_quantized(format_name, shared_memory_is_large)
+
+
+def launch_quantized(format_name: str, shared_memory_is_large: bool) -> None:
+    """One row, 8 and 64 rows with and without gate, and plain rows, of a weight in planes."""
+    from kernels.triton_ops.quantized_gemv import quantized_gemv
+    from kernels.triton_ops.quantized_planes import pack_weight
+    from kernels.triton_ops.quantized_product import quantized_product
+    from kernels.triton_ops.quantized_rows import dequantize_rows
+    from kernels.triton_ops.quantized_tuning import gemv_shape, product_tiling
+
+    weight = pack_weight(random_weight(format_name, 128, 1024))
+    assert isinstance(weight, QuantizedWeight)
+    for rows, activation in ((1, ""), (1, "silu"), (8, ""), (64, "silu")):
+        x = torch.empty(rows, 1024, dtype=torch.bfloat16)
+        features = 64 if activation else 128
+        out = torch.empty(rows, features, dtype=torch.bfloat16)
+        sizes = (features, 1024, weight.format, bool(activation))
+        if rows == 1:
+            quantized_gemv(x, weight, out, None, 0.0, None, None, activation, *gemv_shape(*sizes))
+        else:
+            tiling = product_tiling(rows, *sizes, shared_memory_is_large)
+            quantized_product(x, weight, out, None, None, activation, tiling)
+    dequantize_rows(weight, torch.empty(128, 1024, dtype=torch.bfloat16))
 
 
 def launch_attention(head_dim: int, shared_memory_is_large: bool) -> None:
