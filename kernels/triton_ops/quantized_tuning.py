@@ -37,7 +37,7 @@ def product_tiling(
     gated: bool,
     shared_memory_is_large: bool = True,
 ) -> QuantizedTiling:
-    """Tiling of the product of 2 to 64 rows (measured at 8). With 100 KB a multiprocessor, many rows take two stages."""
+    """Tiling of the product of 2 to 64 rows, as measured at 8; many rows take two stages in a small shared memory."""
     stages = 2 if gated and not weight_format.endswith("q8_0") else 3
     if num_rows > 16 and not shared_memory_is_large:
         stages = 2
