@@ -13,7 +13,7 @@ import triton.language as tl
 from kernels.triton_ops.gated_activation import activate
 from kernels.triton_ops.launch import dependent_launch, prefetch_lines, start_next, wait_for_inputs
 from kernels.triton_ops.quantized_planes import plane_format
-from kernels.triton_ops.quantized_tiles import BIAS, float_values, group_scales, has_assembler
+from kernels.triton_ops.quantized_tiles import BIAS, float_values, group_scales, has_assembler, load_tile
 from kernels.weights import QuantizedWeight
 
 
@@ -45,40 +45,18 @@ def _row_products(
 
     x and x_upper [1, BLOCK_B / GROUP, GROUP] float32 belong to the low and the high nibbles.
     """
-    GROUPS: tl.constexpr = BLOCK_B // GROUP
-    byte = start + tl.arange(0, BLOCK_B)
-    inside = byte < row_bytes
-    low_ptrs = low_ptr + row.to(tl.int64)[:, None] * row_bytes + byte[None, :]
-    low = tl.load(low_ptrs, mask=inside[None, :], other=0, eviction_policy="evict_first")
-    low = tl.reshape(low, (ROWS, GROUPS, GROUP))
-    high, shift = low, low
-    if BITS == 5 or BITS == 6:
-        UNITS_A_BYTE: tl.constexpr = 4 if BITS == 5 else 2
-        unit = byte // 32
-        high_bytes = tl.cdiv(row_bytes // 32, UNITS_A_BYTE) * 32
-        high_ptrs = high_ptr + row.to(tl.int64)[:, None] * high_bytes + (unit // UNITS_A_BYTE * 32 + byte % 32)[None, :]
-        high = tl.reshape(tl.load(high_ptrs, mask=inside[None, :], other=0), (ROWS, GROUPS, GROUP))
-        shift = (unit % UNITS_A_BYTE) * (8 // UNITS_A_BYTE)
-        shift = tl.broadcast_to(tl.reshape(shift, (1, GROUPS, GROUP)), (ROWS, GROUPS, GROUP))
-    group = start // GROUP + tl.arange(0, GROUPS)
-    in_groups = (group * GROUP < row_bytes)[None, :]
-    if BITS == 8:
-        lower = group
-    elif GROUP == 32:
-        lower = 2 * group
-    else:
-        lower = group // 2 * 4 + group % 2
+    low, high, shift, group, in_groups = load_tile(low_ptr, high_ptr, row, start, row_bytes, BITS, GROUP, ROWS, BLOCK_B)
     values = float_values(low, high, shift, False, BITS, False, ASM).to(tl.float32)
     scale, offset = group_scales(
-        scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], lower[None, :], in_groups, groups_a_row,
+        scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], group, in_groups, groups_a_row,
         ZERO, HAS_MINIMUM, IS_NESTED, GROUPS_A_BLOCK,
     )  # fmt: skip
     product = scale * tl.sum(values * x, axis=2) + (offset - BIAS * scale) * tl.sum(x, axis=2)
     if BITS < 8:
         values = float_values(low, high, shift, True, BITS, False, ASM).to(tl.float32)
         scale, offset = group_scales(
-            scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], (lower + 32 // GROUP)[None, :],
-            in_groups, groups_a_row, ZERO, HAS_MINIMUM, IS_NESTED, GROUPS_A_BLOCK,
+            scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], group + 32 // GROUP, in_groups,
+            groups_a_row, ZERO, HAS_MINIMUM, IS_NESTED, GROUPS_A_BLOCK,
         )  # fmt: skip
         product += scale * tl.sum(values * x_upper, axis=2) + (offset - BIAS * scale) * tl.sum(x_upper, axis=2)
     return product

@@ -16,7 +16,7 @@ import triton.language as tl
 from kernels.triton_ops.gated_activation import activate
 from kernels.triton_ops.launch import arrival_counters, dependent_launch, prefetch_lines, start_next, wait_for_inputs
 from kernels.triton_ops.quantized_planes import plane_format
-from kernels.triton_ops.quantized_tiles import float_values, group_scales, has_assembler
+from kernels.triton_ops.quantized_tiles import float_values, group_scales, has_assembler, load_tile
 from kernels.weights import QuantizedWeight
 
 WEIGHT_SCALE, ROW_SCALE = tl.constexpr(64.0), tl.constexpr(0.0625)
@@ -44,32 +44,10 @@ def _weights(
     ASM: tl.constexpr,
 ):
     """Rows `row` [ROWS] over bytes start..+BLOCK_B: (low, high) nibbles' weights × 64, float16 [ROWS, BLOCK_B]."""
-    GROUPS: tl.constexpr = BLOCK_B // GROUP
     GROUPS_A_BLOCK: tl.constexpr = 256 // GROUP
-    byte = start + tl.arange(0, BLOCK_B)
-    inside = byte < row_bytes
-    low_ptrs = low_ptr + row.to(tl.int64)[:, None] * row_bytes + byte[None, :]
-    low = tl.load(low_ptrs, mask=inside[None, :], other=0, eviction_policy="evict_first")
-    low = tl.reshape(low, (ROWS, GROUPS, GROUP))
-    high, shift = low, low
-    if BITS == 5 or BITS == 6:
-        UNITS_A_BYTE: tl.constexpr = 4 if BITS == 5 else 2
-        unit = byte // 32
-        high_bytes = tl.cdiv(row_bytes // 32, UNITS_A_BYTE) * 32
-        high_ptrs = high_ptr + row.to(tl.int64)[:, None] * high_bytes + (unit // UNITS_A_BYTE * 32 + byte % 32)[None, :]
-        high = tl.reshape(tl.load(high_ptrs, mask=inside[None, :], other=0), (ROWS, GROUPS, GROUP))
-        shift = (unit % UNITS_A_BYTE) * (8 // UNITS_A_BYTE)
-        shift = tl.broadcast_to(tl.reshape(shift, (1, GROUPS, GROUP)), (ROWS, GROUPS, GROUP))
-    group = start // GROUP + tl.arange(0, GROUPS)
-    in_groups = (group * GROUP < row_bytes)[None, :]
-    if BITS == 8:
-        lower = group
-    elif GROUP == 32:
-        lower = 2 * group
-    else:
-        lower = group // 2 * 4 + group % 2
+    low, high, shift, group, in_groups = load_tile(low_ptr, high_ptr, row, start, row_bytes, BITS, GROUP, ROWS, BLOCK_B)
     scale, offset = group_scales(
-        scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], lower[None, :], in_groups, groups_a_row,
+        scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], group, in_groups, groups_a_row,
         ZERO, HAS_MINIMUM, IS_NESTED, GROUPS_A_BLOCK,
     )  # fmt: skip
     values = float_values(low, high, shift, False, BITS, True, ASM)
@@ -78,8 +56,8 @@ def _weights(
     upper_weights = weights
     if BITS < 8:
         scale, offset = group_scales(
-            scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], (lower + 32 // GROUP)[None, :],
-            in_groups, groups_a_row, ZERO, HAS_MINIMUM, IS_NESTED, GROUPS_A_BLOCK,
+            scale_ptr, minimum_ptr, sub_scale_ptr, sub_minimum_ptr, row[:, None], group + 32 // GROUP, in_groups,
+            groups_a_row, ZERO, HAS_MINIMUM, IS_NESTED, GROUPS_A_BLOCK,
         )  # fmt: skip
         values = float_values(low, high, shift, True, BITS, True, ASM)
         factor, addend = (scale * WEIGHT_SCALE).to(tl.float16), (offset * WEIGHT_SCALE).to(tl.float16)

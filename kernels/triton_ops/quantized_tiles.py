@@ -93,6 +93,49 @@ def _four_wide(ASSEMBLER: tl.constexpr, low, high, shift):
 
 
 @triton.jit
+def load_tile(
+    low_ptr,
+    high_ptr,
+    row,
+    start,
+    row_bytes,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Rows `row` [ROWS] of the planes over bytes start..+BLOCK_B: (low, high, shift, group, mask).
+
+    low, high (uint8) and shift (int32) [ROWS, BLOCK_B / GROUP, GROUP] are what `float_values` takes. group
+    [1, BLOCK_B / GROUP] numbers the low nibbles' groups (the high ones' lie 32 // GROUP further); mask: within the row.
+    """
+    GROUPS: tl.constexpr = BLOCK_B // GROUP
+    byte = start + tl.arange(0, BLOCK_B)
+    inside = byte < row_bytes
+    low_ptrs = low_ptr + row.to(tl.int64)[:, None] * row_bytes + byte[None, :]
+    low = tl.load(low_ptrs, mask=inside[None, :], other=0, eviction_policy="evict_first")
+    low = tl.reshape(low, (ROWS, GROUPS, GROUP))
+    high, shift = low, low
+    if BITS == 5 or BITS == 6:
+        UNITS_A_BYTE: tl.constexpr = 4 if BITS == 5 else 2
+        unit = byte // 32
+        high_bytes = tl.cdiv(row_bytes // 32, UNITS_A_BYTE) * 32
+        high_ptrs = high_ptr + row.to(tl.int64)[:, None] * high_bytes + (unit // UNITS_A_BYTE * 32 + byte % 32)[None, :]
+        high = tl.reshape(tl.load(high_ptrs, mask=inside[None, :], other=0), (ROWS, GROUPS, GROUP))
+        shift = (unit % UNITS_A_BYTE) * (8 // UNITS_A_BYTE)
+        shift = tl.broadcast_to(tl.reshape(shift, (1, GROUPS, GROUP)), (ROWS, GROUPS, GROUP))
+    byte_group = start // GROUP + tl.arange(0, GROUPS)
+    mask = (byte_group * GROUP < row_bytes)[None, :]
+    if BITS == 8:
+        group = byte_group
+    elif GROUP == 32:
+        group = 2 * byte_group
+    else:
+        group = byte_group // 2 * 4 + byte_group % 2
+    return low, high, shift, group[None, :], mask
+
+
+@triton.jit
 def group_scales(
     scale_ptr,
     minimum_ptr,
