@@ -27,6 +27,8 @@ _LEFT, _RIGHT = 70, _WIDTH - 24
 _DEFAULT_STEPS = 250
 _CURVE_HEIGHT = 240
 _CURVE_POINTS = 400
+# As many as fit the width; the whole subtitle is what a screen reader says.
+_SUBTITLE_CHARS = 165
 
 
 @dataclass(slots=True)
@@ -82,7 +84,8 @@ def draw(simulations: Sequence[Simulation], *, subtitle: str, window: tuple[floa
     title = "Simulated timeline: " + ", ".join(simulation.profile_name for simulation in simulations)
     drawing = Drawing(_WIDTH, height, title, subtitle)
     drawing.text(_LEFT, 32, title, size=18, bold=True)
-    drawing.text(_LEFT, 52, subtitle, size=12, fill=FAINT)
+    shown_subtitle = subtitle if len(subtitle) <= _SUBTITLE_CHARS else f"{subtitle[: _SUBTITLE_CHARS - 1]}…"
+    drawing.text(_LEFT, 52, shown_subtitle, size=12, fill=FAINT)
     shown = {span.kind for found in all_spans for span in found}
     entries = [(name.replace("_", " "), colour) for name, colour in KIND_COLOURS.items() if name in shown]
     if "mixed row" in shown:
