@@ -6,6 +6,7 @@ file is finished and becomes the older one, and a new one begins.
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -117,7 +118,10 @@ def open_trace(settings: TelemetrySection) -> TraceFile | None:
     """For the profile's `telemetry.perfetto_file`. StartupError when the file cannot be made."""
     if settings.perfetto_file is None:
         return None
+    path = Path(settings.perfetto_file)
     try:
-        return TraceFile(Path(settings.perfetto_file), settings.perfetto_max_bytes, wants_emissions=settings.emit_trace)
+        if path.exists() and not path.is_file():  # it would be renamed: a device, a pipe or a folder of the machine
+            raise OSError(errno.EINVAL, "not a regular file")
+        return TraceFile(path, settings.perfetto_max_bytes, wants_emissions=settings.emit_trace)
     except OSError as error:
         raise StartupError(f"telemetry.perfetto_file: {settings.perfetto_file}: {error.strerror}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,15 @@ def test_a_file_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"telemetry\.perfetto_file: .*: No such file or directory"):
         open_trace(TelemetrySection(perfetto_file=str(tmp_path / "missing" / "trace.json")))
     assert open_trace(TelemetrySection()) is None
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    os.mkfifo(path)
+    with pytest.raises(StartupError, match=r"telemetry\.perfetto_file: .*: not a regular file"):
+        open_trace(TelemetrySection(perfetto_file=str(path)))
+    assert path.is_fifo()
+    assert not older_path(path).exists()
 
 
 def test_a_full_disk_ends_the_trace_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
