@@ -47,6 +47,14 @@ class ModelSection(Section):
     quota_blocks: PositiveInt | None = None
     """KV blocks that this model may hold; None: `kv.quota_blocks`. `/admin/models` changes it at run time."""
 
+    @field_validator("source", "served_names", "tokenizer", "chat_template")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        for text in value if isinstance(value, tuple) else (value,):
+            if text == "" or (text is not None and "\0" in text):
+                raise ValueError("is empty or has a NUL byte in it")
+        return value
+
     @field_validator("served_names", mode="before")
     @classmethod
     def _list_to_tuple(cls, value: Any) -> Any:

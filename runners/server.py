@@ -130,4 +130,10 @@ class Server:
         model = self.admin.section_of(info)
         tokenizer = Path(model.tokenizer) if model.tokenizer is not None else None
         tool_format = None if model.tool_parser == "auto" else ToolFormat(model.tool_parser)
-        return load_text(Path(info.path), tokenizer, model.chat_template, tool_format)
+        try:
+            return load_text(Path(info.path), tokenizer, model.chat_template, tool_format)
+        except StartupError:
+            raise
+        except Exception as error:  # whatever it is: without an answer the model would be loading for ever
+            logger.exception("the tokenizer or template of %s could not be read", info.path)
+            raise StartupError(f"{info.path}: tokenizer or chat template: {type(error).__name__}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,7 +18,7 @@ from runners.messages import EngineStats
 
 
 class QuotaChange(msgspec.Struct, kw_only=True):
-    quota_blocks: int | msgspec.UnsetType | None = msgspec.UNSET
+    quota_blocks: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _AdminEndpoint(Endpoint):

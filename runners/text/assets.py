@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,7 +123,10 @@ def _template_text(override: str) -> str:
     if "{{" in override or "{%" in override:
         return override
     try:
-        return Path(override).read_text(encoding="utf-8")
+        path = Path(override)
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device read without end
+            raise OSError(errno.EINVAL, "not a regular file")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise StartupError(

@@ -100,6 +100,35 @@ async def test_a_model_without_a_readable_tokenizer_is_not_kept(running: Running
     assert (await running.complete("a")).status_code == 200
 
 
+async def test_a_tokenizer_that_fails_in_an_unforeseen_way_ends_its_load_only(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("unforeseen")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runners.server.load_text", fail)
+        refused = await running.client.post("/admin/models", json={"source": running.sources[2], "served_names": ["c"]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "model_not_loaded")
+    body = {"source": running.sources[2], "served_names": ["c"], "max_context": 256}
+    assert (await running.client.post("/admin/models", json=body)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "fields", [{"source": ""}, {"source": "a\0"}, {"served_names": [""]}, {"chat_template": "\0"}, {"tokenizer": "\0"}]
+)
+async def test_texts_that_cannot_be_are_refused(running: Running, fields: dict[str, Any]) -> None:
+    refused = await running.client.post("/admin/models", json={"source": running.sources[2]} | fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(fields)))
+
+
+@pytest.mark.parametrize("quota", [10**30, -(10**30), 0, 10**9])
+async def test_an_impossible_quota_is_the_clients_fault(running: Running, quota: int) -> None:
+    refused = await running.client.patch("/admin/models/a", json={"quota_blocks": quota})
+    assert refused.status_code == 400
+    assert "quota_blocks" in refused.json()["error"]["message"]
+
+
 async def test_a_load_that_nobody_waits_for_is_carried_through(running: Running) -> None:
     body = {"source": running.sources[2], "served_names": ["c"], "max_context": 256}
     asking = asyncio.create_task(running.client.post("/admin/models", json=body))

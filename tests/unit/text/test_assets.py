@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,9 @@ def test_chat_template_override(folder: Path) -> None:
     assert load_text(folder, None, "chatml").chat_template.render(USER).startswith("<|im_start|>")
     with pytest.raises(StartupError, match="neither a template nor a readable file"):
         load_text(folder, None, str(folder / "missing.jinja"))
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(StartupError, match="not a regular file"):  # nobody writes to it: opening it would not return
+        load_text(folder, None, str(folder / "pipe"))
 
 
 @pytest.mark.parametrize(
