@@ -6,23 +6,15 @@ One `EngineClient` serves the whole life of the HTTP process. Engine processes c
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 
 from runners.admin_client import AdminClient
 from runners.engine_state import EnginePhase, EngineState, Vitals
-from runners.errors import (
-    ConflictError,
-    EngineUnavailableError,
-    RequestFailedError,
-    WavelaneError,
-)
-from runners.ipc import ACKNOWLEDGE_EVERY, MAX_BUFFERED_TOKENS, FrontEndSocket, reader_too_slow
+from runners.errors import ConflictError, EngineUnavailableError, RequestFailedError, WavelaneError
+from runners.ipc import ACKNOWLEDGE_EVERY, MAX_BUFFERED_TOKENS, FrontEndSocket
 from runners.messages import (
-    AbortRequests,
     Acknowledge,
     AddRequest,
     AdminReply,
@@ -33,8 +25,6 @@ from runners.messages import (
     Hello,
     LoopTimes,
     ModelInfo,
-    OutputError,
-    RequestOutput,
     SessionFacts,
     SessionsReply,
     StepOutputs,
@@ -42,12 +32,12 @@ from runners.messages import (
     WatchSteps,
     pack_ids,
     sum_stats,
-    unpack_ids,
 )
+from runners.open_streams import OpenStreams
 from runners.queue_limits import QueueLimits
 from runners.request import SamplingParams
 from runners.request_metrics import RequestMetrics
-from runners.request_stream import OutputChunk, RequestStream, error_of
+from runners.request_stream import RequestStream
 from runners.session_client import SessionClient
 from runners.session_names import engine_name
 
@@ -81,24 +71,24 @@ class EngineClient:
         self.vitals: Vitals | None = None
         self.on_announcement: Callable[[EngineOutput], None] = lambda message: None
         self.on_steps: Callable[[StepsReport], None] = lambda message: None
-        self.loop: asyncio.AbstractEventLoop
         self._state = EngineState(EnginePhase.STARTING, since=time.monotonic())
-        self._queues: dict[str, QueueLimits] = {}  # by a model's first name
-        self._limits = (slots, max_queued_requests, max_queued_tokens)
         self._first_names: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._serves_nothing = False
         self._beat_limit_s = beat_limit_s
-        self._max_buffered_tokens = max_buffered_tokens
         self._socket: FrontEndSocket | None = None
-        self._streams: dict[str, RequestStream] = {}
+        self._streams = OpenStreams(
+            self.metrics,
+            lambda: QueueLimits(slots, max_queued_requests, max_queued_tokens),
+            self.send,
+            max_buffered_tokens,
+        )
         self._session_client = SessionClient(self.send)
         self.admin = AdminClient(self.send)
         self._last_sequence = 0
         self._acknowledged = 0
         self._watches_steps = False
         self.is_draining = False
-        self._became_idle = asyncio.Event()
 
     # --- what the API sees ----------------------------------------------------------------------------------------
 
@@ -125,13 +115,7 @@ class EngineClient:
     @property
     def num_queued(self) -> int:
         """Requests that wait for a place."""
-        return sum(queue.num_queued for queue in self._queues.values())
-
-    def _queue_of(self, model: str) -> QueueLimits:
-        queue = self._queues.get(model)
-        if queue is None:
-            queue = self._queues[model] = QueueLimits(*self._limits)
-        return queue
+        return self._streams.num_queued
 
     async def submit(
         self,
@@ -157,9 +141,8 @@ class EngineClient:
         if not self.is_ready:
             raise EngineUnavailableError(f"The engine is not ready: {self._describe_state()}.")
         first_name = self._first_names.get(model, model)
-        queue = self._queue_of(first_name)
         if not follows:
-            queue.check(len(prompt_ids))
+            self._streams.queue_of(first_name).check(len(prompt_ids))
         if request_id in self._streams:
             raise ConflictError(f"A request with the id {request_id!r} is in flight.")
         now = time.monotonic()
@@ -177,9 +160,7 @@ class EngineClient:
             cache_salt=cache_salt,
             follows=follows,
         )
-        stream = RequestStream(self, request_id, self.metrics.begin(request_id, first_name, len(prompt_ids), now))
-        self._streams[request_id] = stream
-        queue.enter(len(prompt_ids))
+        stream = self._streams.open(request_id, first_name, len(prompt_ids), now)
         self.send(message)
         return stream
 
@@ -210,7 +191,6 @@ class EngineClient:
         """Speak to a new engine process. Call on the asyncio loop."""
         self.detach()
         now = time.monotonic()
-        self.loop = asyncio.get_running_loop()
         self.vitals = Vitals(last_beat=now, loop_stamp=now)
         self._last_sequence = self._acknowledged = 0
         self._socket = FrontEndSocket(endpoint, self._on_message)
@@ -232,13 +212,11 @@ class EngineClient:
 
     def fail_streams(self, error: WavelaneError) -> None:
         """Every open stream raises `error`, now."""
-        streams, self._streams = list(self._streams.values()), {}
-        for queue in self._queues.values():
-            queue.clear()
-        for stream in streams:
-            self.metrics.fail(stream.times, error)
-            stream.fail(error)
-        self._became_idle.set()
+        self._streams.fail_all(error)
+
+    async def wait_until_idle(self, deadline_s: float) -> bool:
+        """Wait until no stream is open, at most `deadline_s`. True when none is."""
+        return await self._streams.wait_until_idle(deadline_s)
 
     def set_state(self, phase: EnginePhase, detail: str = "", fraction: float | None = None) -> None:
         """Draining hides every phase but a failure."""
@@ -265,7 +243,7 @@ class EngineClient:
         """The engine has unloaded it; a model of that name may come again."""
         self._leaving.discard(name)
         self.refused.pop(name, None)
-        self._queues.pop(name, None)
+        self._streams.forget_queue(name)
 
     def begin_drain(self) -> None:
         """Take no new requests from now on; those in flight go on."""
@@ -276,18 +254,6 @@ class EngineClient:
         """Queue a message for the engine; without an engine it is dropped with everything in flight."""
         if self._socket is not None:
             self._socket.send(message)
-
-    def close_stream(self, stream: RequestStream, reason: str) -> bool:
-        """Forget a stream, which ended for `reason`; empty for an error. False when it had ended already."""
-        if self._streams.get(stream.request_id) is not stream:
-            return False
-        if reason:
-            self.metrics.finish(stream.times, reason, time.monotonic())
-        del self._streams[stream.request_id]
-        self._queue_of(stream.times.model).leave(stream.times.num_prompt_tokens, has_started=stream.has_started)
-        if not self._streams:
-            self._became_idle.set()
-        return True
 
     # --- messages of the engine -----------------------------------------------------------------------------------
 
@@ -321,71 +287,17 @@ class EngineClient:
         self._last_sequence = message.sequence
         now = time.monotonic()
         for output in message.outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:  # else it was aborted or finished here while this was under way
-                self._deliver(stream, output, now)
+            self._streams.deliver(output, now)
         if message.sequence - self._acknowledged >= ACKNOWLEDGE_EVERY:
             self._acknowledged = message.sequence
             self.send(Acknowledge(message.sequence))
 
-    def _deliver(self, stream: RequestStream, output: RequestOutput, now: float) -> None:
-        if not stream.has_started:
-            stream.has_started = True
-            self._queue_of(stream.times.model).start(stream.times.num_prompt_tokens)
-            if output.queue_s is not None:
-                self.metrics.queued(stream.times, output.queue_s)
-        try:
-            token_ids = unpack_ids(output.token_ids)
-        except ValueError:
-            self._fail_one(stream, OutputError("the engine sent malformed token ids", "request_failed"))
-            return
-        if token_ids:
-            self.metrics.tokens(stream.times, len(token_ids), now)
-        if output.finish_reason is not None:
-            self.close_stream(stream, output.finish_reason)
-        if token_ids or output.finish_reason is not None or output.prompt_logprobs is not None:
-            num_buffered = stream.push(
-                OutputChunk(
-                    token_ids,
-                    output.finish_reason,
-                    output.logprobs,
-                    output.prompt_logprobs,
-                    output.cached_tokens,
-                    output.embedding,
-                )
-            )
-            if num_buffered > self._max_buffered_tokens and output.finish_reason is None:
-                self._fail_one(stream, reader_too_slow(self._max_buffered_tokens))
-        if output.error is not None:
-            self.close_stream(stream, "")
-            self._fail(stream, error_of(output.error))
-
-    def _fail_one(self, stream: RequestStream, error: OutputError) -> None:
-        if self.close_stream(stream, ""):
-            self.send(AbortRequests([stream.request_id]))
-        self._fail(stream, error_of(error))
-
-    def _fail(self, stream: RequestStream, error: WavelaneError) -> None:
-        self.metrics.fail(stream.times, error)
-        stream.fail(error)
-
     def _lose_outputs(self, sequence: int) -> None:
         """A message of the engine was lost: any open stream may have a hole, so none may go on."""
         logger.error("outputs %d to %d of the engine are lost", self._last_sequence + 1, sequence - 1)
-        if self._streams:
-            self.send(AbortRequests(list(self._streams)))
-        self.fail_streams(RequestFailedError("Output of the engine was lost on its way."))
+        self._streams.abort_all(RequestFailedError("Output of the engine was lost on its way."))
 
     @property
     def num_corrupt_messages(self) -> int:
         """Messages that could not be decoded, over every engine process so far."""
         return self.corrupt_messages + (self._socket.corrupt_messages if self._socket is not None else 0)
-
-    async def wait_until_idle(self, deadline_s: float) -> bool:
-        """Wait until no stream is open, at most `deadline_s`. True when none is."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                while self._streams:
-                    self._became_idle.clear()
-                    await self._became_idle.wait()
-        return not self._streams

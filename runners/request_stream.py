@@ -84,9 +84,7 @@ def error_of(error: OutputError) -> WavelaneError:
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of its `EngineClient`."""
-
-    loop: asyncio.AbstractEventLoop
+    """What a stream needs of `OpenStreams`."""
 
     def close_stream(self, stream: RequestStream, reason: str) -> bool: ...
     def send(self, message: EngineInput) -> None: ...
@@ -101,20 +99,20 @@ class RequestStream:
 
     __slots__ = (
         "_buffered",
-        "_client",
         "_error",
         "_is_closed",
+        "_owner",
         "_waiter",
         "has_started",
         "request_id",
         "times",
     )
 
-    def __init__(self, client: StreamOwner, request_id: str, times: RequestTimes) -> None:
+    def __init__(self, owner: StreamOwner, request_id: str, times: RequestTimes) -> None:
         self.request_id = request_id
         self.times = times
         self.has_started = False
-        self._client = client
+        self._owner = owner
         self._buffered: OutputChunk | None = None
         self._error: WavelaneError | None = None
         self._is_closed = False
@@ -133,7 +131,7 @@ class RequestStream:
                 raise self._error
             if self._is_closed:
                 raise StopAsyncIteration
-            self._waiter = self._client.loop.create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
@@ -141,14 +139,14 @@ class RequestStream:
 
     def abort(self) -> None:
         """The client is gone: the engine frees everything. Idempotent; nothing after the end."""
-        if self._client.close_stream(self, ABORTED):
-            self._client.send(AbortRequests([self.request_id]))
+        if self._owner.close_stream(self, ABORTED):
+            self._owner.send(AbortRequests([self.request_id]))
         self._end_quietly()
 
     def finish(self, keep_tokens: int) -> None:
         """A stop string ended the request after `keep_tokens` generated tokens. Idempotent; nothing after the end."""
-        if self._client.close_stream(self, FinishReason.STOP):
-            self._client.send(FinishRequest(self.request_id, keep_tokens))
+        if self._owner.close_stream(self, FinishReason.STOP):
+            self._owner.send(FinishRequest(self.request_id, keep_tokens))
         self._end_quietly()
 
     def _end_quietly(self) -> None:
