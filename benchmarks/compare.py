@@ -1,4 +1,4 @@
-"""Ours and a peer in turn, one ratio table: `python -m benchmarks.compare --peer 'python3 bench_vllm.py --model DIR'`.
+"""Ours and a peer in turn, one ratio table: `python -m benchmarks.compare --peer 'python3 peer.py --model DIR'`.
 
 Each command prints one JSON line a case (`benchmarks.engine` says which fields); medians over repetitions are
 compared. `--peer-env NAME=VALUE` sets a variable for the peer alone. With `--ours-file` or `--peer-file` lines of an
