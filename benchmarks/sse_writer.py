@@ -19,6 +19,7 @@ import tokenizers
 
 from runners.api.app import create_app
 from runners.api.settings import ApiSettings
+from runners.engine_state import EnginePhase, EngineState
 from runners.messages import EngineInput, EngineStats, ModelInfo, TokenLogprobs
 from runners.request import FinishReason, SamplingParams
 from runners.request_metrics import RequestTimes
@@ -60,14 +61,13 @@ def byte_tokenizer() -> Tokenizer:
 class PacedEngine:
     """Hands every stream one token a step, as an engine message would."""
 
-    state = None
+    state = EngineState(EnginePhase.READY, since=0.0)
     stats = EngineStats()
     is_ready = True
 
     def __init__(self, num_streams: int) -> None:
         self.all_submitted = asyncio.Event()
         self._num_streams = num_streams
-        self.loop = asyncio.get_running_loop()
         self.streams: list[RequestStream] = []
         self.models = [
             ModelInfo(["m"], "", "", "llama", 256, 1 << 20, [], "", "", 0, 0, "", "", 64, 16, 0, 0, 0.0),
@@ -82,7 +82,7 @@ class PacedEngine:
             self.all_submitted.set()
         return stream
 
-    def close_stream(self, stream: RequestStream) -> bool:
+    def close_stream(self, stream: RequestStream, reason: str) -> bool:
         return False
 
     def send(self, message: EngineInput) -> None:
