@@ -25,7 +25,7 @@ class HttpSection(Section):
     send_timeout_s: PositiveFloat = 30.0
     """A client that takes nothing of its answer for this long is disconnected, and its request aborted (Linux)."""
     drain_deadline_s: Annotated[float, Field(ge=0)] = 30.0
-    """On SIGTERM, how long streams may go on."""
+    """How long streams may go on after SIGTERM, or after their model is to be unloaded."""
 
 
 class ApiKeySection(Section):

@@ -27,7 +27,7 @@ MAX_STEPS = 256
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The steps since the batch before, and how things stood at `time` (monotonic clock, as all times here [s]).
+    """The steps since the batch before, and the state at `time` (monotonic clock, as all times here [s]).
 
     `steps` are (plan, start, end); `phases` (phase of the loop, start, end) and `emissions` (time, outputs) are there
     for a trace file only.
