@@ -191,7 +191,6 @@ def test_many_clients_that_never_finish_their_head(server: BentoServer) -> None:
     """Slow loris: each sends a byte now and then. Others are served meanwhile; all of these are gone in the end."""
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(connect(server)) for _ in range(200)]
-        started = time.monotonic()
         for letter in WHOLE[:8]:
             for connection in slow:
                 with contextlib.suppress(ConnectionError):
@@ -200,7 +199,6 @@ def test_many_clients_that_never_finish_their_head(server: BentoServer) -> None:
             time.sleep(0.1)
         for connection in slow:
             assert statuses(read_all(connection)) in ([], [408])
-        assert time.monotonic() - started < 20
 
 
 def test_requests_with_bytes_changed(server: BentoServer) -> None:
