@@ -210,7 +210,7 @@ def quantized_gemv(
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         ACTIVATION=activation,
-        ASM=has_assembler(x),
+        ASM=has_assembler(),
         num_warps=num_warps,
         **dependent_launch(x, next_starts_late),
     )

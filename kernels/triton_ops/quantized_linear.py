@@ -99,5 +99,5 @@ def quantized_embedding(
 
 
 def has_packed_weight(x: torch.Tensor, weight: object, *_: object) -> bool:
-    """True for weights in planes, with activations of two bytes or in the interpreter's float32."""
+    """Whether the weight is in planes; nothing else of the arguments matters."""
     return is_packed(weight)

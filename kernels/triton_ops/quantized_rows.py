@@ -111,7 +111,7 @@ def dequantize_rows(
         IS_NESTED=spec.is_nested,
         HAS_IDS=ids is not None,
         BLOCK_B=block_bytes,
-        ASM=has_assembler(out),
+        ASM=has_assembler(),
         num_warps=4,
         **dependent_launch(out),
     )
