@@ -23,7 +23,6 @@ class DeviceStreams(Protocol):
     """Where an executor's work is queued: the main stream, and one for overlapped prefills ("flights")."""
 
     device: torch.device
-    has_flights: bool
 
     def on_main(self) -> AbstractContextManager[None]: ...
     def on_flight(self) -> AbstractContextManager[None]:
@@ -57,7 +56,6 @@ class HostStreams:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.has_flights = True
 
     def on_main(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -98,7 +96,6 @@ class CudaStreams:
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self.has_flights = True
         self.main = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._flight = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         # Weights and pool were written on whatever stream loaded them.

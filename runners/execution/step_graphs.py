@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
@@ -70,7 +69,6 @@ class CapturedSteps:
 
     def __init__(self, device: torch.device) -> None:
         self.num_graphs = 0
-        self.capture_s = 0.0
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensors] | None] = {}
         self._seen: dict[Hashable, None] = {}  # in order; captured keys have left
         self._pool = torch.cuda.graph_pool_handle()
@@ -112,7 +110,6 @@ class CapturedSteps:
     def _captured(self, key: Hashable, body: Body) -> tuple[torch.cuda.CUDAGraph, Tensors] | None:
         if self.num_graphs >= MAX_GRAPHS:
             return None
-        started = time.perf_counter()
         # A collection could free tensors of another stream in the middle of the capture.
         collecting = gc.isenabled()
         gc.disable()
@@ -132,5 +129,4 @@ class CapturedSteps:
             if collecting:
                 gc.enable()
         self.num_graphs += 1
-        self.capture_s += time.perf_counter() - started
         return graph, result

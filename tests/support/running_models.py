@@ -16,11 +16,12 @@ from runners.engine_state import EnginePhase
 from runners.execution.executor import Executor
 from runners.kv_cache.block_pool import free_list
 from runners.kv_cache.cache_manager import CacheManager
-from runners.kv_cache.kv_budget import KvBudget, joint_free_list_is_exact
+from runners.kv_cache.kv_budget import KvBudget
 from runners.messages import ModelInfo, Ready, Shutdown
 from runners.request import FinishReason, SamplingParams
 from runners.request_stream import RequestStream
 from runners.scheduling.scheduler import Scheduler, SchedulerLimits
+from tests.support.block_accounts import joint_free_list_is_exact
 from tests.support.scripted_engine import model_info
 
 BLOCK_TOKENS = 16

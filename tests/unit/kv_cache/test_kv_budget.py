@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from runners.kv_cache.block_pool import free_list
 from runners.kv_cache.cache_manager import CacheManager
-from runners.kv_cache.kv_budget import KvBudget, joint_free_list_is_exact
+from runners.kv_cache.kv_budget import KvBudget
 from runners.kv_cache.sessions import BlockTable
+from tests.support.block_accounts import joint_free_list_is_exact
 
 BLOCK = 4
 
