@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     target.add_argument("--base-url", action="append", required=True, metavar="[NAME=]URL", help="may be repeated")
     target.add_argument("--model", default="", help="default: the first that /v1/models lists")
     target.add_argument("--api-key", default="", help="sent as a bearer token")
-    target.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (default 600)")
+    target.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="for one request (default 600)")
 
     when = parser.add_argument_group("when requests go out")
     when.add_argument("--pattern", choices=("burst", "closed", "poisson", "trace"), default="closed")
@@ -41,12 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N[,N…]",
         help="burst: requests at once; closed: clients; poisson: requests a second; trace: speed-up. One case for each",
     )
-    when.add_argument("--requests", type=int, default=0, metavar="N", help="a case (default: 3 × load, at least 32)")
-    when.add_argument("--duration", type=float, default=0.0, metavar="S", help="poisson: arrivals for so long instead")
+    when.add_argument("--requests", type=_count, default=0, metavar="N", help="a case (default: 3 × load, at least 32)")
+    when.add_argument("--duration", type=_seconds, default=0.0, metavar="S", help="poisson: arrivals for so long")
     when.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines: at_s, prompt_tokens, output_tokens, session"
     )
-    when.add_argument("--warmup", type=int, default=0, metavar="N", help="requests sent first and not counted")
+    when.add_argument("--warmup", type=_count, default=0, metavar="N", help="requests sent first and not counted")
 
     what = parser.add_argument_group("what is sent")
     what.add_argument("--input", choices=("ids", "text", "chat"), default="ids", help="default ids")
@@ -78,8 +78,22 @@ def build_parser() -> argparse.ArgumentParser:
 def _numbers(text: str) -> list[float]:
     numbers = [float(part) for part in text.split(",")]
     if not all(0 < number < 1e6 for number in numbers):
-        raise argparse.ArgumentTypeError("loads are positive numbers")
+        raise argparse.ArgumentTypeError("loads are positive numbers below a million")
     return numbers
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write seconds, above 0")
+    return seconds
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if not 0 < count < 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: write a whole number above 0")
+    return count
 
 
 def _lengths(text: str) -> Lengths:

@@ -258,6 +258,11 @@ class TestRuns:
         [
             ["--load", "0"],
             ["--load", "1.5"],
+            ["--requests", "0"],
+            ["--warmup", "-3"],
+            ["--timeout", "nan"],
+            ["--timeout", "0"],
+            ["--duration", "-1"],
             ["--prompt-tokens", "9-3"],
             ["--pattern", "trace"],
             ["--turns", "2", "--pattern", "burst"],
