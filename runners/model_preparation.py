@@ -103,7 +103,7 @@ def prepare_torch(profile: Profile, model: ModelSection, report: Report) -> Prep
         max_context=max_context,
         eos_token_ids=eos_token_ids,
         dtype=str(decoder.dtype).removeprefix("torch."),
-        quantization=_stored_form(checkpoint) if model.quantization == "auto" else model.quantization,
+        quantization=_held_form(model.quantization, checkpoint),
         parameters=sum(math.prod(checkpoint.get(name).shape) for name in checkpoint.names()),
         weight_bytes=decoder.weight_bytes,
         device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
@@ -138,6 +138,13 @@ def use_cores(profile: Profile) -> None:
         os.sched_setaffinity(0, cores[-wanted:])
     torch.set_num_threads(wanted)
     torch.set_num_interop_threads(1)
+
+
+def _held_form(quantization: str, checkpoint: Checkpoint) -> str:
+    """What `quantization` makes of the weights: those that are stored quantised are not quantised again."""
+    stored = _stored_form(checkpoint)
+    is_float = stored in ("f32", "f16", "bf16")
+    return stored if quantization == "auto" or (quantization != "none" and not is_float) else quantization
 
 
 def _stored_form(checkpoint: Checkpoint) -> str:
