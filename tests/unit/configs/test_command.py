@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -81,3 +84,14 @@ def sections() -> list[type[BaseModel]]:
             found.append(kind)
             waiting += [field.annotation for field in kind.model_fields.values()]
     return found
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [sys.executable, "-m", "configs", "reference"]
+        ended = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (1, b"")
