@@ -36,7 +36,8 @@ def check_notation(text: str) -> None:
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """GrammarError for a schema that is nested too deep, refers too often, or has bounds outside 62 bits."""
+    """GrammarError for a schema that is nested too deep, refers too often or to itself only, or has bounds outside 62
+    bits."""
     num_references = 0
     pending: list[tuple[Any, int]] = [(schema, 0)]
     while pending:
@@ -46,7 +47,9 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         if isinstance(value, list):
             pending += [(item, depth + 1) for item in value if isinstance(item, list | Mapping)]
         elif isinstance(value, Mapping):
-            num_references += "$ref" in value
+            if "$ref" in value:
+                num_references += 1
+                _check_reference(value, schema)
             for keyword in _NUMERIC_KEYWORDS:
                 number = value.get(keyword)
                 if isinstance(number, int | float) and not abs(number) < _MAX_NUMBER:
@@ -54,3 +57,25 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             pending += [(item, depth + 1) for item in value.values() if isinstance(item, list | Mapping)]
     if num_references > MAX_REFERENCES:
         raise GrammarError(f"{num_references} references, at most {MAX_REFERENCES} are allowed")
+
+
+def _check_reference(value: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """GrammarError where references lead back to `value` with nothing between them: no text could ever match."""
+    target: Any = value
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(target, Mapping) or not isinstance(target.get("$ref"), str):
+            return
+        target = _referred(target["$ref"], schema)
+        if target is value:
+            raise GrammarError(f"the reference {value['$ref']!r} leads back to itself")
+
+
+def _referred(reference: str, schema: Mapping[str, Any]) -> Any:
+    """What a JSON pointer (`#/$defs/node`) names inside `schema`; None for whatever else (the library judges it)."""
+    if not reference.startswith("#"):
+        return None
+    target: Any = schema
+    for part in filter(None, reference[1:].split("/")):
+        name = part.replace("~1", "/").replace("~0", "~")
+        target = target.get(name) if isinstance(target, Mapping) else None
+    return target

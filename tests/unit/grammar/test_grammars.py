@@ -199,3 +199,33 @@ def test_a_grammar_that_does_not_compile_is_remembered_with_its_reason() -> None
         with pytest.raises(GrammarError, match="no tokenizer"):
             compiler.matcher(grammars.from_regex("a"))
     assert compiler.is_compiled(grammars.from_regex("a"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$defs": {"x/y": {"$ref": "#/$defs/x~1y"}}, "$ref": "#/$defs/x~1y"},
+    ],
+)
+def test_a_reference_to_itself_is_refused(schema: dict[str, object]) -> None:
+    with pytest.raises(GrammarError, match="leads back to itself"):
+        limits.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {
+            "$ref": "#/$defs/node",
+            "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+        },
+        {"$ref": "https://example.com/schema"},
+        {"$ref": "#/nowhere"},
+        {"$ref": 7},
+    ],
+)
+def test_a_reference_to_something_is_not(schema: dict[str, object]) -> None:
+    limits.check_schema(schema)
