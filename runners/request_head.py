@@ -57,6 +57,11 @@ def _limited(base: Any, max_bytes: int, timeout_s: float) -> Any:
             self._begin_head()
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            # Behind a chunked body there may be headers again, without a limit: nobody reads those, so none is kept.
+            if self._head_bytes is not None:
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
             self._end_head()
             super().on_headers_complete()
