@@ -31,10 +31,12 @@ def limit_request_heads(max_bytes: int, timeout_s: float) -> bool:
 
 def _limited(base: Any, max_bytes: int, timeout_s: float) -> Any:
     class LimitedHttpProtocol(base):  # type: ignore[misc]
-        """Counts what arrives between the begin of a request and the end of its head."""
+        """Counts what arrives between the begin of a request and the end of its head, and in trailers."""
 
         _head_bytes: int | None = 0
         _head_timer: asyncio.TimerHandle | None = None
+        # Behind a chunk's header: what came and is no content so far.
+        _unclaimed_bytes: int | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -51,7 +53,27 @@ def _limited(base: Any, max_bytes: int, timeout_s: float) -> Any:
                     status = b"431 Request Header Fields Too Large"
                     self._refuse(status, b"The request's headers are too large.", b"headers_too_large")
                     return
+            if self._unclaimed_bytes is not None:
+                self._unclaimed_bytes += len(data)
             super().data_received(data)
+            # Only now is it known whether these were a chunk's content or one endless trailer.
+            if self._unclaimed_bytes is not None and self._unclaimed_bytes > max_bytes and self.transport is not None:
+                self._unclaimed_bytes = None
+                self.transport.close()
+
+        def on_chunk_header(self) -> None:
+            self._unclaimed_bytes = 0
+
+        def on_chunk_complete(self) -> None:
+            self._unclaimed_bytes = None
+
+        def on_body(self, body: bytes) -> None:
+            self._unclaimed_bytes = None
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._unclaimed_bytes = None
+            super().on_message_complete()
 
         def on_message_begin(self) -> None:
             self._begin_head()

@@ -160,6 +160,30 @@ def test_trailers_without_an_end(server: BentoServer, part: bytes) -> None:
     assert growth_bytes(server, start, part) < 20 * 2**20
 
 
+def test_one_trailer_without_an_end_is_cut_off(server: BentoServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(CHUNKED + b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nx-first: ")
+        with pytest.raises(ConnectionError):
+            connection_takes(connection, b"a" * 1000, 20_000)
+
+
+def connection_takes(connection: socket.socket, part: bytes, times: int) -> None:
+    """Send `part` so often. ConnectionError when the server has closed meanwhile."""
+    for _ in range(times):
+        connection.sendall(part)
+
+
+def test_large_chunks_in_pieces_are_read(server: BentoServer) -> None:
+    """A chunk's content may come long after its header, and be larger than any head."""
+    body = BODY[:-1] + b" " * 300_000 + BODY[-1:]
+    with connect(server) as connection:
+        connection.sendall(CHUNKED + b"%x\r\n" % len(body))
+        time.sleep(0.05)
+        connection.sendall(body)
+        connection.sendall(b"\r\n0\r\nx-trailer: y\r\n\r\n")
+        assert statuses(read_all(connection))[:1] == [200]
+
+
 def test_a_chunk_extension_without_an_end(server: BentoServer) -> None:
     assert growth_bytes(server, CHUNKED + b"5;", b"a" * 1000) < 20 * 2**20
 
