@@ -98,11 +98,12 @@ class ModelLoader:
             else:
                 executor, (pool, budgets, own) = self._make_torch_executor(prepared, decoder, later)
             loaded = _assemble(profile, prepared, executor, pool, budgets, own)
+            if decoder is not None:
+                _warm_up(executor)
         except BaseException:
+            # Also an interrupt: the other models go on, and their pool must not count one that is not there.
             self._pools.leave(info.served_names[0])
             raise
-        if decoder is not None:
-            _warm_up(executor)
         _report_loaded(loaded.info, self._settings.profile_name)
         return loaded
 
